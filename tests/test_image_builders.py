@@ -5,20 +5,26 @@ from __future__ import annotations
 
 import gzip
 import io
+import shutil
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import compressed
 import pytest
-from indexed_images import GZIP, image_of
+from indexed_images import GZIP, PLAIN, ZSTD, image_of
 from test_image_sources import Member, directory, entry, link
 
+from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.diff import check_layers
+from btrfs_ublk.image.documents import INDEX, to_bytes
 from btrfs_ublk.image.export import export_image
 from btrfs_ublk.image.indexed import index_image
-from btrfs_ublk.image.reference import Name
+from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.reference import LayoutName, Name
+from btrfs_ublk.units import KIB
 
 pytestmark = pytest.mark.usefixtures("sanitized_helpers")
 OPTIONS = BuildOptions(threads=1)
@@ -96,3 +102,95 @@ def test_names_begin_at_the_top(sparse_path: Path) -> None:
 def test_names_begin_at_the_top_of_an_indexed_image(sparse_path: Path) -> None:
     source = image_of(sparse_path / "source", zipped(tar(*KO), tar(*KANIKO)))
     assert index_image(source, sparse_path / "index", OPTIONS).data_bytes >= len(BIG)
+
+
+ONE = tar(entry("one", BIG))
+EMPTY = {
+    "raw": (PLAIN, b"", b""),
+    "raw, said to be gzip": (GZIP, b"", b""),
+    "gzip": (GZIP, b"", gzip.compress(b"", mtime=0)),
+    "zstd": (ZSTD, b"", compressed.zstd(b"")),
+    "blocks of zeroes": (GZIP, bytes(KIB), gzip.compress(bytes(KIB), mtime=0)),
+}
+
+
+@pytest.mark.parametrize("kind", EMPTY)
+def test_a_layer_of_nothing(sparse_path: Path, kind: str) -> None:
+    assert built(sparse_path, [EMPTY[kind], *zipped(ONE), EMPTY[kind]]) == {"one": BIG}
+    alone = sparse_path / "alone"
+    alone.mkdir()
+    assert built(alone, [EMPTY[kind]]) == {}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in EMPTY if kind != "raw"])
+def test_an_indexed_layer_of_nothing(sparse_path: Path, kind: str) -> None:
+    source = image_of(sparse_path / "source", [EMPTY[kind], *zipped(ONE), EMPTY[kind]])
+    assert index_image(source, sparse_path / "index", OPTIONS).layers == 3
+
+
+def test_an_image_without_layers(sparse_path: Path) -> None:
+    """As `FROM scratch` with nothing but settings."""
+    assert built(sparse_path, []) == {}
+    index = index_image(
+        LayoutName(sparse_path / "source", "app"), sparse_path / "index", OPTIONS
+    )
+    assert index.data_bytes == 0
+
+
+def test_a_layer_that_ends_with_its_last_file(sparse_path: Path) -> None:
+    """umoci insert: neither padding nor blocks of zeroes. The diff ID proves that this
+    is all."""
+    odd = BIG + b"tail"
+    whole = tar(entry("one", BIG), entry("two", odd))
+    for number, end in enumerate((len(odd), -(-len(odd) // 512) * 512)):
+        path = sparse_path / str(number)
+        path.mkdir()
+        start = whole.index(b"ustar", 512 + len(BIG)) - 257 + 512
+        cut = whole[: start + end]
+        assert cut.endswith(b"tail") is (number == 0)
+        assert built(path, zipped(cut)) == {"one": BIG, "two": odd}
+        for form in ((PLAIN, cut, cut), (ZSTD, cut, compressed.zstd(cut))):
+            shutil.rmtree(path)
+            path.mkdir()
+            assert built(path, [form]) == {"one": BIG, "two": odd}
+        source = image_of(path / "again", zipped(cut))
+        assert index_image(source, path / "index", OPTIONS).layers == 1
+
+
+@pytest.mark.parametrize("missing", [1, 511, 512, 600])
+def test_a_layer_that_was_cut_off_before_it_was_digested(
+    sparse_path: Path, missing: int
+) -> None:
+    """Go says "unexpected EOF": content is missing, whatever the diff ID says."""
+    whole = tar(entry("one", BIG + b"tail"))
+    cut = whole[: 512 + len(BIG) + 4 - missing]
+    source = image_of(sparse_path / "source", zipped(cut))
+    with pytest.raises(BtrfsUblkError, match="the tar is damaged.*runcated"):
+        build_image(source, sparse_path / "sealed", OPTIONS)
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_zeroes_behind_the_members_of_gzip(sparse_path: Path, members: int) -> None:
+    parts = [ONE] if members == 1 else [ONE[:5000], ONE[5000:]]
+    stored = b"".join(gzip.compress(part, mtime=0) for part in parts) + bytes(512)
+    assert built(sparse_path, [(GZIP, ONE, stored)]) == {"one": BIG}
+    index = index_image(
+        LayoutName(sparse_path / "source", "app"), sparse_path / "index", OPTIONS
+    )
+    assert index.data_bytes >= len(BIG)
+
+
+def test_an_index_within_an_index(sparse_path: Path) -> None:
+    source = image_of(sparse_path / "source", zipped(ONE))
+    layout = Layout.opened(source.path)
+    platform = {"os": "linux", "architecture": "amd64"}
+    inner = layout.find("app")
+    for depth in range(3):
+        raw = dict(inner.raw) | ({"platform": platform} if depth == 0 else {})
+        document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [raw]}
+        inner = layout.add(INDEX, to_bytes(document))
+    layout.tag(inner, "app")
+    sealed = build_image(
+        source, sparse_path / "sealed", OPTIONS, platform="linux/amd64"
+    )
+    assert tree(sealed.name) == {"one": BIG}

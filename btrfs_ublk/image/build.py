@@ -275,7 +275,7 @@ def _index(layout: Layout, opened: OpenedSource, sealed: Descriptor) -> bytes:
                     SEALED_IN: sealed.digest,
                 },
             }
-            for layer in opened.manifest["layers"]
+            for layer in opened.manifest["layers"] or ()
         ]
         document = {**opened.manifest, "layers": layers}
         annotated = layout.add(opened.ordinary.media_type, to_bytes(document))

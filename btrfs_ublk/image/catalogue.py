@@ -17,6 +17,7 @@ from btrfs_ublk.image.documents import (
     choose_platform,
     descriptors,
     is_index,
+    manifests_of,
     parse_document,
 )
 from btrfs_ublk.image.pack import read_digests
@@ -141,9 +142,10 @@ class _Lister:
         where = f"{self.place.place}:{version.tag}"
         document = parse_document(manifest, where)
         if is_index(document):
-            one = choose_platform(
-                descriptors(document, "manifests", where), None, where
+            manifests = manifests_of(
+                document, where, lambda one: self.repository.document(one.digest).data
             )
+            one = choose_platform(manifests, None, where)
             document = parse_document(
                 self.repository.document(one.digest).data, one.digest
             )

@@ -21,11 +21,12 @@ from btrfs_ublk.image.build import source_date_epoch
 from btrfs_ublk.image.documents import (
     INDEXED,
     MANIFESTS,
+    NO_BYTES,
     Descriptor,
     InvalidImageError,
     blobs_of,
-    descriptors,
     is_index,
+    manifests_of,
     parse_document,
     parse_sealed_manifest,
     to_bytes,
@@ -118,7 +119,7 @@ def _find(
 ) -> BaseImage | None:
     document = parse_document(data, str(name))
     if is_index(document):
-        for one in descriptors(document, "manifests", str(name)):
+        for one in manifests_of(document, str(name), read):
             if one.media_type in MANIFESTS and not one.is_sealed:
                 found = _find(
                     name, chain_ids, one.media_type, read(one), read, read_blob
@@ -146,8 +147,8 @@ def _find(
         chain: list[str] = []
         for diff_id in diff_ids[: len(chain_ids)]:
             chain.append(next_chain_id(chain[-1] if chain else None, diff_id))
-        if chain == list(chain_ids) and len(layers) == len(diff_ids):
-            count = len(chain)
+        count = len(chain)
+        if (chain or [NO_BYTES]) == list(chain_ids) and len(layers) == len(diff_ids):
             return BaseImage(
                 name=name,
                 media_type=media_type,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from btrfs_ublk.content.oci import machine_platform
@@ -37,6 +37,9 @@ SEALED_IN = "containerd.io/snapshot/btrfs-ublk.image"
 TAG = "org.opencontainers.image.ref.name"
 #: Annotation: when something was made.
 CREATED = "org.opencontainers.image.created"
+#: The diff ID of a layer of no bytes. As containerd starts an image without layers from
+#: an empty directory, such an image is taken for one with a layer of nothing.
+NO_BYTES = f"sha256:{hashlib.sha256().hexdigest()}"
 #: Platform of what is no image for a machine.
 NO_PLATFORM = {"os": "unknown", "architecture": "unknown"}
 
@@ -47,6 +50,8 @@ _MAX_BLOB_BYTES = 1 << 50
 MAX_METADATA_BYTES = 16 << 30
 #: More layers than overlayfs, Docker and containerd can have.
 MAX_LAYERS = 1000
+#: Indexes within an index.
+_MAX_INDEXES = 32
 
 
 class InvalidImageError(BtrfsUblkError):
@@ -136,14 +141,42 @@ def is_index(document: Mapping[str, Any]) -> bool:
 
 
 def descriptors(document: Mapping[str, Any], key: str, where: str) -> list[Descriptor]:
-    """Return those of the list ``key``. Raises InvalidImageError."""
+    """Return those of the list ``key``; Go writes an empty one as null. Raises
+    InvalidImageError."""
     found = document.get(key)
+    if found is None and key in document:
+        return []
     if not isinstance(found, list) or len(found) > MAX_LAYERS:
         raise InvalidImageError(f"{where} has no list of {key} (of {MAX_LAYERS} most)")
     return [
         parse_descriptor(each, f"{key}[{number}] of {where}")
         for number, each in enumerate(found)
     ]
+
+
+def manifests_of(
+    index: Mapping[str, Any], where: str, read: Callable[[Descriptor], bytes]
+) -> list[Descriptor]:
+    """Return the manifests of an index and of the indexes within it, which ``read``
+    reads, verified; those within have their index's platform if they say none. Raises
+    InvalidImageError."""
+    found, seen = [], 0
+    pending: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = [(index, {})]
+    while pending:
+        document, platform = pending.pop(0)
+        for one in descriptors(document, "manifests", where):
+            if platform and not one.platform:
+                one = replace(one, raw={**one.raw, "platform": platform})
+            if one.media_type not in INDEXES:
+                found.append(one)
+                continue
+            seen += 1
+            if seen > _MAX_INDEXES:
+                raise InvalidImageError(
+                    f"{where} has more than {_MAX_INDEXES} indexes within it"
+                )
+            pending.append((parse_document(read(one), one.digest), one.platform))
+    return found
 
 
 def blobs_of(document: Mapping[str, Any], where: str) -> Iterator[Descriptor]:

@@ -31,6 +31,7 @@ from btrfs_ublk.image.documents import (
     INDEXED,
     MANIFEST,
     METADATA,
+    NO_BYTES,
     Descriptor,
     InvalidImageError,
     describe_blob,
@@ -181,7 +182,11 @@ def _index_layers(
             ) from error
 
     with ThreadPoolExecutor(1) as pool:
-        indexes = [pool.submit(index, number) for number in range(len(layers))]
+        indexes = [
+            pool.submit(index, number)
+            for number in range(len(layers))
+            if opened.layers[number].diff_id != NO_BYTES
+        ]
         try:
             report = make_image(opened, work / "image", options, in_layers=True)
         except BaseException:

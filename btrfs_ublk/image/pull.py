@@ -26,6 +26,7 @@ from btrfs_ublk.image.documents import (
     choose_platform,
     descriptors,
     is_index,
+    manifests_of,
     may_be_sealed,
     ordinary_images,
     parse_document,
@@ -76,7 +77,7 @@ def find_sealed(
                 f"{where} is an ordinary image only", hint=_NOT_SEALED_HINT
             )
         return data
-    manifests = descriptors(document, "manifests", where)
+    manifests = manifests_of(document, where, read)
     found = {}
     for one in may_be_sealed(manifests)[:_MAX_CANDIDATES]:
         candidate = read(one)
@@ -143,7 +144,9 @@ def _find_indexed(
     subject, where = document.digest, str(reference)
     parsed = parse_document(document.data, where)
     if is_index(parsed):
-        manifests = descriptors(parsed, "manifests", where)
+        manifests = manifests_of(
+            parsed, where, lambda one: repository.document(one.digest).data
+        )
         subject = choose_platform(manifests, None, where).digest
     found = [
         each

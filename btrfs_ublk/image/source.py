@@ -13,12 +13,14 @@ from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.documents import (
     ARTIFACT,
+    NO_BYTES,
     Descriptor,
     InvalidImageError,
     blobs_of,
     choose_platform,
     descriptors,
     is_index,
+    manifests_of,
     parse_document,
 )
 from btrfs_ublk.image.layout import Layout
@@ -46,6 +48,8 @@ _LAYERS = (
     "application/vnd.docker.image.rootfs.diff.tar.gzip",
     "application/vnd.docker.image.rootfs.diff.tar.zstd",
 )
+
+_NOTHING = Path("/dev/null")
 
 Progress = Callable[[int], object]
 
@@ -118,7 +122,12 @@ def _fetch(
         about: Mapping[str, Any] = {}
         parsed = parse_document(document.data, str(source))
         if is_index(parsed):
-            chosen = _choose(parsed, platform, source)
+            chosen = _choose(
+                parsed,
+                platform,
+                source,
+                lambda one: repository.document(one.digest).data,
+            )
             about = chosen.raw
             document = repository.document(chosen.digest)
         _check_ordinary(document, source)
@@ -134,7 +143,7 @@ def _copy(
     data = other.read(one)
     parsed = parse_document(data, str(source))
     if is_index(parsed):
-        one = _choose(parsed, platform, source)
+        one = _choose(parsed, platform, source, other.read)
         data = other.read(one)
     _check_ordinary(Document(one.digest, one.media_type, data), source)
     for blob in blobs_of(parse_document(data, one.digest), one.digest):
@@ -144,9 +153,12 @@ def _copy(
 
 
 def _choose(
-    index: Mapping[str, Any], platform: str | None, source: object
+    index: Mapping[str, Any],
+    platform: str | None,
+    source: object,
+    read: Callable[[Descriptor], bytes],
 ) -> Descriptor:
-    manifests = descriptors(index, "manifests", str(source))
+    manifests = manifests_of(index, str(source), read)
     if manifests and all(each.is_sealed for each in manifests):
         raise UsageError(f"{source} is sealed only", hint=_SEALED_HINT)
     return choose_platform(manifests, platform, str(source))
@@ -156,8 +168,6 @@ def _check_ordinary(document: Document, source: object) -> None:
     """Raise before anything large is fetched."""
     where = str(source)
     parsed = parse_document(document.data, where)
-    if is_index(parsed):
-        raise InvalidImageError(f"{where}: an index is within an index")
     if parsed.get("artifactType") == ARTIFACT:
         raise UsageError(
             f"{where} is a sealed image already",
@@ -181,7 +191,7 @@ def _open_image(layout: Layout, manifest: Descriptor, source: object) -> OpenedS
     document = parse_document(layout.read(manifest), where)
     config_blob, *layers = blobs_of(document, where)
     config, diff_ids = read_config(layout.read(config_blob), where)
-    if len(diff_ids) != len(layers) or not layers:
+    if len(diff_ids) != len(layers):
         raise InvalidImageError(
             f"{where} has {len(layers)} layers, and its config tells of "
             f"{len(diff_ids)}"
@@ -196,6 +206,8 @@ def _open_image(layout: Layout, manifest: Descriptor, source: object) -> OpenedS
         chain_id = next_chain_id(chain_id, diff_id)
         path = layout.check(layer)
         made.append(SourceLayer(kind="tar", path=path, name=chain_id, diff_id=diff_id))
+    if not made:
+        made = [SourceLayer(kind="tar", path=_NOTHING, name=NO_BYTES, diff_id=NO_BYTES)]
     return OpenedSource(
         layers=tuple(made), config=config, ordinary=manifest, manifest=document
     )
@@ -216,4 +228,6 @@ def read_config(data: bytes, where: str) -> tuple[dict[str, Any], list[str]]:
                 raise InvalidImageError(
                     f"the config of {where}: {error.message}"
                 ) from error
+        case {"rootfs": {"diff_ids": None}}:  # as Go writes an empty list
+            return config, []
     raise InvalidImageError(f"the config of {where} has no diff IDs of layers")

@@ -286,6 +286,8 @@ int dir_entries_add(struct tree_builder *tree, uint64_t directory, struct dir_en
 	struct item item;
 	int ret = dir_hashes_add(tree, directory, entries, count);
 
+	if (!count)
+		return ret;
 	if (!ret)
 		ret = item_init(&item, tree);
 	if (!ret) {

@@ -37,16 +37,42 @@ struct reading {
 	struct tar_stream stream;
 	struct archive *archive;
 	struct archive_entry *entry;
+	const void *ahead; /* the first bytes of the stream, until libarchive has them */
+	ssize_t ahead_bytes;
+	bool is_padded;
+	uint64_t content_left; /* of the entry, as far as it lies in the stream */
 	struct model_attribute attributes[ATTRIBUTES_MAX];
 	size_t attribute_count;
 	uint8_t *acls[2];
 };
 
+/*
+ * `umoci insert` leaves out what pads the last file. Where a digest proves that there was no more,
+ * and all content has come, it is made up for; libarchive does not miss blocks of zeros.
+ */
+static ssize_t pad(struct reading *reading, const void **data)
+{
+	static const uint8_t zeros[BLOCK_BYTES];
+	uint64_t rest = reading->stream.bytes % BLOCK_BYTES;
+
+	if (!rest || !reading->options->diff_id || reading->content_left || reading->is_padded)
+		return 0;
+	reading->is_padded = true;
+	*data = zeros;
+	return (ssize_t)(BLOCK_BYTES - rest);
+}
+
 static la_ssize_t read_stream(struct archive *archive, void *context, const void **data)
 {
 	struct reading *reading = context;
-	ssize_t got = tar_stream_read(&reading->stream, data);
+	ssize_t got = reading->ahead_bytes;
 
+	*data = reading->ahead;
+	reading->ahead_bytes = 0;
+	if (!got)
+		got = tar_stream_read(&reading->stream, data);
+	if (!got)
+		got = pad(reading, data);
 	if (got < 0)
 		archive_set_error(archive, (int)-got, "%s", reading->error->text);
 	return got < 0 ? ARCHIVE_FATAL : got;
@@ -194,6 +220,8 @@ static int hand_on(struct reading *reading, uint64_t bytes)
 		if (err)
 			return err;
 		at = (uint64_t)offset + length;
+		reading->content_left -= length < reading->content_left ? length :
+									  reading->content_left;
 	}
 	if (at < bytes && !archive_entry_sparse_count(reading->entry))
 		return error_set(reading->error, -EINVAL, "it has %llu bytes, and says %llu",
@@ -312,6 +340,19 @@ static int next_entry(struct reading *reading)
 	return refused(reading);
 }
 
+/* How much of an entry's content lies in the stream. */
+static uint64_t stored_bytes(struct archive_entry *entry)
+{
+	la_int64_t bytes = archive_entry_size(entry), offset, length;
+
+	if (archive_entry_sparse_reset(entry)) {
+		bytes = 0;
+		while (archive_entry_sparse_next(entry, &offset, &length) == ARCHIVE_OK)
+			bytes += length;
+	}
+	return bytes > 0 ? (uint64_t)bytes : 0;
+}
+
 static int read_entries(struct reading *reading, struct source_report *report)
 {
 	int ret;
@@ -325,6 +366,7 @@ static int read_entries(struct reading *reading, struct source_report *report)
 		if (!name || !place)
 			return error_set(reading->error, -ENOMEM, "no memory for a name");
 		report->entries++;
+		reading->content_left = stored_bytes(reading->entry);
 		err = take_entry(reading, place);
 		if (err)
 			return source_error_at(reading->error, err, name);
@@ -380,11 +422,22 @@ static void reading_free(struct reading **reading)
 	free(*reading);
 }
 
+static int open_archive(struct reading *reading)
+{
+	reading->archive = archive_read_new();
+	if (!reading->archive || archive_read_support_format_tar(reading->archive) != ARCHIVE_OK)
+		return error_set(reading->error, -ENOMEM, "no memory for reading a tar");
+	if (archive_read_open(reading->archive, reading, NULL, read_stream, NULL) != ARCHIVE_OK)
+		return refused(reading);
+	return 0;
+}
+
 int source_read_tar(struct model *model, struct content_sink *sink,
 		    const struct source_options *options, struct source_report *report,
 		    struct error *error)
 {
 	_cleanup_(reading_free) struct reading *reading = calloc(1, sizeof(*reading));
+	bool is_empty;
 	int err;
 
 	*report = (struct source_report){ 0 };
@@ -401,14 +454,20 @@ int source_read_tar(struct model *model, struct content_sink *sink,
 		.stream = { .fd = -1 },
 	};
 	err = tar_stream_open(&reading->stream, options->path, options->stream_bytes_max, error);
+	if (!err) {
+		reading->ahead_bytes = tar_stream_read(&reading->stream, &reading->ahead);
+		err = reading->ahead_bytes < 0 ? (int)reading->ahead_bytes : 0;
+	}
+	/* A layer may be no bytes at all, which libarchive does not take for a tar. */
+	is_empty = !err && !reading->ahead_bytes;
+	if (is_empty && !options->diff_id)
+		err = error_set(error, -EINVAL, "the tar is an empty file");
+	if (!err && !is_empty)
+		err = open_archive(reading);
 	if (err)
 		return source_error_at(error, err, options->path);
-	reading->archive = archive_read_new();
-	if (!reading->archive || archive_read_support_format_tar(reading->archive) != ARCHIVE_OK)
-		return error_set(error, -ENOMEM, "no memory for reading a tar");
-	if (archive_read_open(reading->archive, reading, NULL, read_stream, NULL) != ARCHIVE_OK)
-		return source_error_at(error, refused(reading), options->path);
-	err = read_entries(reading, report);
+	if (!is_empty)
+		err = read_entries(reading, report);
 	if (!err) {
 		err = finish(reading, report);
 		if (err)

@@ -90,9 +90,8 @@ int tar_stream_open(struct tar_stream *stream, const char *path, uint64_t bytes_
 	if (archive_read_open_fd(stream->archive, stream->fd, INPUT_BYTES) != ARCHIVE_OK)
 		return refused(stream, "reading the tar");
 	ret = archive_read_next_header(stream->archive, &entry);
-	if (ret == ARCHIVE_EOF)
-		return error_set(error, -EINVAL, "the tar is an empty file");
-	return ret == ARCHIVE_OK ? 0 : refused(stream, "reading the tar");
+	stream->is_empty = ret == ARCHIVE_EOF;
+	return ret == ARCHIVE_OK || ret == ARCHIVE_EOF ? 0 : refused(stream, "reading the tar");
 }
 
 void tar_stream_close(struct tar_stream *stream)
@@ -148,7 +147,7 @@ ssize_t tar_stream_read(struct tar_stream *stream, const void **data)
 {
 	ssize_t got;
 
-	if (stream->err)
+	if (stream->err || stream->is_empty)
 		return stream->err;
 	got = stream->gzip ? read_gzip(stream, data) : read_archive(stream, data);
 	if (got < 0)

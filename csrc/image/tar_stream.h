@@ -20,7 +20,8 @@ struct tar_stream {
 	uint64_t zeros; /* at its end, as far as it was read */
 	struct error *error;
 	int fd;
-	int err; /* what tar_stream_read() failed with */
+	int err;       /* what tar_stream_read() failed with */
+	bool is_empty; /* a file of no bytes, which libarchive does not read */
 };
 
 int tar_stream_open(struct tar_stream *stream, const char *path, uint64_t bytes_max,
