@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import shutil
 import tarfile
 from collections.abc import Iterator
@@ -15,11 +16,12 @@ import pytest
 from indexed_images import GZIP, PLAIN, ZSTD, image_of
 from test_image_sources import Member, directory, entry, link
 
-from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.diff import check_layers
-from btrfs_ublk.image.documents import INDEX, to_bytes
+from btrfs_ublk.image.documents import EMPTY as EMPTY_CONFIG
+from btrfs_ublk.image.documents import INDEX, MANIFEST, to_bytes
 from btrfs_ublk.image.export import export_image
 from btrfs_ublk.image.indexed import index_image
 from btrfs_ublk.image.layout import Layout
@@ -194,3 +196,69 @@ def test_an_index_within_an_index(sparse_path: Path) -> None:
         source, sparse_path / "sealed", OPTIONS, platform="linux/amd64"
     )
     assert tree(sealed.name) == {"one": BIG}
+
+
+FOREIGN = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"
+
+
+def test_a_foreign_layer_says_what_it_is(sparse_path: Path) -> None:
+    """It is a layer like others where its blob is there, as it is for containerd."""
+    layers = [(FOREIGN, ONE, gzip.compress(ONE, mtime=0))]
+    assert built(sparse_path, layers) == {"one": BIG}
+    name = LayoutName(sparse_path / "source", "app")
+    index = index_image(name, sparse_path / "index", OPTIONS)
+    assert index.data_bytes >= len(BIG)
+    layout = Layout.opened(name.path)
+    document = json.loads(layout.read(layout.find("app")))
+    (layer,) = document["layers"]
+    layer["urls"] = ["https://example.org/layer"]
+    layout.tag(layout.add(MANIFEST, to_bytes(document)), "app")
+    layout.blob(layer["digest"]).unlink()
+    with pytest.raises(UsageError) as refused:
+        build_image(name, sparse_path / "other", OPTIONS)
+    said = refused.value
+    assert f"{layer['digest']} is foreign, and not beside the image" in said.message
+    assert "at https://example.org/layer" in said.message
+    assert said.hint and layer["digest"].replace(":", "/") in said.hint
+
+
+def test_an_encrypted_layer_says_what_it_is(sparse_path: Path) -> None:
+    source = image_of(sparse_path / "source", [(f"{GZIP}+encrypted", ONE, b"?")])
+    with pytest.raises(UsageError, match="it is encrypted") as refused:
+        build_image(source, sparse_path / "sealed", OPTIONS)
+    assert refused.value.hint and "decrypt" in refused.value.hint
+
+
+def test_what_builders_put_beside_an_image(sparse_path: Path) -> None:
+    """Two attestations of BuildKit, a variant that no CPU here has, and the image."""
+    source = image_of(sparse_path / "source", zipped(ONE))
+    layout = Layout.opened(source.path)
+    image = dict(layout.find("app").raw) | {"platform": platform_of("amd64")}
+    image.pop("annotations")
+    other = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "config": dict(layout.add(EMPTY_CONFIG, b"{}").raw),
+        "layers": [dict(layout.add("application/vnd.in-toto+json", b"{}").raw)],
+    }
+    about = layout.add(MANIFEST, to_bytes(other)).raw
+    old = {"vnd.docker.reference.type": "attestation-manifest"}
+    manifests = [
+        {**about, "platform": platform_of("unknown", "unknown"), "annotations": old},
+        {
+            **about,
+            "artifactType": "application/vnd.docker.attestation.manifest.v1+json",
+        },
+        {**about, "platform": platform_of("amd64", variant="v9")},
+        image,
+    ]
+    index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}
+    layout.tag(layout.add(INDEX, to_bytes(index)), "app")
+    sealed = build_image(
+        source, sparse_path / "sealed", OPTIONS, platform="linux/amd64"
+    )
+    assert tree(sealed.name) == {"one": BIG}
+
+
+def platform_of(architecture: str, system: str = "linux", **more: str) -> object:
+    return {"os": system, "architecture": architecture, **more}

@@ -7,8 +7,7 @@ specification 1.1, image-index.md and manifest.md, and Docker's older formats).
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
@@ -19,15 +18,6 @@ LookUp = Callable[[dict[str, Any], str], dict[str, Any]]
 
 #: Gets an image by its tag, and the digest of the blob that it names.
 Resolved = Callable[[str, str], object]
-
-#: Of GOARCH, which indexes have, by uname's.
-_ARCHITECTURES = {
-    "x86_64": "amd64",
-    "aarch64": "arm64",
-    "armv7l": "arm",
-    "i686": "386",
-    "loongarch64": "loong64",
-}
 
 
 def parse_image(text: str) -> dict[str, Any] | None:
@@ -133,28 +123,30 @@ def _layer_text(layer: object) -> str:
     return repr(layer)
 
 
-def machine_platform() -> tuple[str, str]:
-    """Return this machine's platform as indexes name it."""
-    machine = os.uname().machine
-    return "linux", _ARCHITECTURES.get(machine, machine)
-
-
 def _choose(manifests: object, name: str) -> str:
     """Return the digest of the manifest for this machine's platform."""
-    wanted = machine_platform()
-    there = []
+    from btrfs_ublk.content.platforms import (
+        best_platform,
+        is_attestation,
+        is_unknown,
+        platform_of,
+        wanted_platforms,
+    )
+
+    wanted = wanted_platforms(None)
+    there: list[tuple[Mapping[str, Any], str]] = []
     for one in manifests if isinstance(manifests, list) else []:
         match one:
-            case {
-                "digest": str(digest),
-                "platform": {"os": system, "architecture": arch},
-            }:
-                if (system, arch) == wanted:
-                    return digest
-                there.append(f"{system}/{arch}")
-    listed = ", ".join(x for x in there if x != "unknown/unknown") or "none"
+            case {"digest": str(digest), "platform": dict(about)} if (
+                about and not is_unknown(about) and not is_attestation(one)
+            ):
+                there.append((about, digest))
+    found = best_platform(there, wanted)
+    if found is not None:
+        return found
+    listed = ", ".join(str(platform_of(about)) for about, _ in there) or "none"
     raise UsageError(
-        f"{name} has no image for {'/'.join(wanted)}, this machine's platform",
+        f"{name} has no image for {wanted[0]}, this machine's platform",
         hint=f"there are: {listed}; a blob of another one has to be named by its "
         "digest: REGISTRY/REPOSITORY@sha256:…",
     )

@@ -23,7 +23,7 @@ from typing import Any
 from btrfs_ublk import __version__
 from btrfs_ublk.base.private_dirs import make_private
 from btrfs_ublk.base.signals import deferred
-from btrfs_ublk.content.oci import machine_platform
+from btrfs_ublk.content.platforms import machine_platform, platform_of
 from btrfs_ublk.device.locks import lock_file
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.access import RegistryAccess, RegistryError, on_loopback
@@ -53,7 +53,7 @@ _DIRECTORY = "btrfs-ublk-convert"
 _MADE, _ORDINARY, _CHECKED = "made", "ordinary", "checked"
 #: Annotation of an attestation in an index: the digest of the image that it is about.
 _ATTESTED = "vnd.docker.reference.digest"
-_NO_PLATFORM = ("", "", "")
+_NO_PLATFORM = platform_of({})
 #: Nobody goes on with a conversion that was killed as long ago as this.
 _STALE_S = 7 * 86400.0
 
@@ -127,7 +127,7 @@ def convert_image(
         what="directory of conversions",
         hint="choose another one with --work",
     )
-    system = platform or "/".join(machine_platform())
+    system = platform or str(machine_platform())
     with _conversion(base, pinned, system, options) as directory:
         layout, one = _made(
             directory,
@@ -224,10 +224,13 @@ def _merged(
         there = [describe(document.media_type, document.data)]
     there = [_with_platform(one, repository) for one in there]
     ordinary, sealed = descriptors(new, "manifests", where)
-    ours = _platform(ordinary)
-    if not is_index(before) and _platform(there[0]) in (ours, _NO_PLATFORM):
+    ours = platform_of(ordinary.platform)
+    if not is_index(before) and platform_of(there[0].platform) in (
+        ours,
+        _NO_PLATFORM,
+    ):
         return index
-    gone = {one.digest for one in there if _platform(one) == ours}
+    gone = {one.digest for one in there if platform_of(one.platform) == ours}
     stale = {sealed.digest}
     for digest in gone:
         stale |= sealed_in(parse_document(repository.document(digest).data, digest))
@@ -241,13 +244,6 @@ def _merged(
         made += [put.raw] if put.raw not in made else []
     made += [one.raw for one in (ordinary, sealed) if one.raw not in made]
     return to_bytes({**new, "manifests": made})
-
-
-def _platform(one: Descriptor) -> tuple[str, str, str]:
-    """Return operating system, architecture and variant, "" for what is not said."""
-    keys = ("os", "architecture", "variant")
-    system, architecture, variant = (str(one.platform.get(key, "")) for key in keys)
-    return system, architecture, "" if architecture == "arm64" else variant
 
 
 def _with_platform(one: Descriptor, repository: Repository) -> Descriptor:

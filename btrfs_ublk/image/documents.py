@@ -12,13 +12,20 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from btrfs_ublk.content.oci import machine_platform
+from btrfs_ublk.content.platforms import (
+    best_platform,
+    is_attestation,
+    is_unknown,
+    platform_of,
+    wanted_platforms,
+)
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.reference import check_digest
 
 INDEX = "application/vnd.oci.image.index.v1+json"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
+CONFIGS = (CONFIG, "application/vnd.docker.container.image.v1+json")
 _DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
 _DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 INDEXES = (INDEX, _DOCKER_INDEX)
@@ -203,36 +210,36 @@ def may_be_sealed(manifests: list[Descriptor]) -> list[Descriptor]:
         for each in manifests
         if each.media_type == MANIFEST
         and NO_PLATFORM.items() <= dict(each.platform).items()
+        and not is_attestation(each.raw)
     ]
 
 
 def ordinary_images(manifests: list[Descriptor]) -> list[Descriptor]:
-    """Return those manifests of an index that are of ordinary images."""
+    """Return those manifests of an index that are of ordinary images: neither sealed
+    ones, nor what says something of an image, nor other artifacts."""
     return [
         each
         for each in manifests
-        if not each.is_sealed and not NO_PLATFORM.items() <= dict(each.platform).items()
+        if each.raw.get("artifactType") in (None, "", *CONFIGS)
+        and not is_unknown(each.platform)
+        and not is_attestation(each.raw)
     ]
 
 
 def choose_platform(
     manifests: list[Descriptor], platform: str | None, where: str
 ) -> Descriptor:
-    """Return the ordinary image for OS/ARCHITECTURE[/VARIANT]; None stands for this
-    machine's. Raises UsageError, which says which there are."""
-    wanted = (platform or "/".join(machine_platform())).split("/")
-    there = []
-    for each in ordinary_images(manifests):
-        about = each.platform
-        parts = [str(about.get(key, "")) for key in ("os", "architecture", "variant")]
-        # Without a platform there is nothing to choose from.
-        if not about and len(manifests) <= 2:
-            return each
-        if parts[: len(wanted)] == wanted:
-            return each
-        there.append("/".join(part for part in parts if part))
+    """Return the ordinary image for OS/ARCHITECTURE[/VARIANT] that containerd would
+    take; None stands for this machine. Raises UsageError, which says which there are.
+    """
+    wanted = wanted_platforms(platform)
+    images = ordinary_images(manifests)
+    found = best_platform([(each.platform, each) for each in images], wanted)
+    if found is not None:
+        return found
+    there = [str(platform_of(each.platform)) for each in images]
     raise UsageError(
-        f"{where} has no image for {'/'.join(wanted)}",
+        f"{where} has no image for {wanted[0]}",
         hint=f"choose with --platform; there are: {', '.join(there) or 'none'}",
     )
 

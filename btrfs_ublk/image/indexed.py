@@ -59,7 +59,10 @@ from btrfs_ublk.units import MIB
 _CODECS = {
     "application/vnd.oci.image.layer.v1.tar+gzip": "gzip",
     "application/vnd.oci.image.layer.v1.tar+zstd": "zstd",
+    "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip": "gzip",
+    "application/vnd.oci.image.layer.nondistributable.v1.tar+zstd": "zstd",
     "application/vnd.docker.image.rootfs.diff.tar.gzip": "gzip",
+    "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip": "gzip",
     "application/vnd.docker.image.rootfs.diff.tar.zstd": "zstd",
 }
 _INSTEAD_HINT = (

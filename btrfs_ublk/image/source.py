@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from btrfs_ublk.content.oci import machine_platform
+from btrfs_ublk.content.platforms import machine_platform
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.documents import (
@@ -23,7 +23,7 @@ from btrfs_ublk.image.documents import (
     manifests_of,
     parse_document,
 )
-from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.layout import Layout, blob_name
 from btrfs_ublk.image.pack import next_chain_id
 from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.reference import (
@@ -39,8 +39,17 @@ _SEALED_HINT = (
     "name the image that it was made of; a volume takes a sealed one as it is: "
     "btrfs-ublk volume add-image"
 )
+#: Layers that registries need not have, as their licence may forbid it.
+_FOREIGN = (
+    "application/vnd.oci.image.layer.nondistributable.v1.tar",
+    "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip",
+    "application/vnd.oci.image.layer.nondistributable.v1.tar+zstd",
+    "application/vnd.docker.image.rootfs.foreign.diff.tar",
+    "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip",
+)
 #: Compressed or not; mkimage looks at the content.
 _LAYERS = (
+    *_FOREIGN,
     "application/vnd.oci.image.layer.v1.tar",
     "application/vnd.oci.image.layer.v1.tar+gzip",
     "application/vnd.oci.image.layer.v1.tar+zstd",
@@ -102,11 +111,11 @@ def open_source(
 
 def open_path(path: Path) -> OpenedSource:
     """Return what a directory or a tar consists of."""
-    system, architecture = machine_platform()
+    machine = machine_platform()
     kind: Literal["directory", "tar"] = "directory" if path.is_dir() else "tar"
     return OpenedSource(
         layers=(SourceLayer(kind=kind, path=path),),
-        config={"architecture": architecture, "os": system},
+        config={"architecture": machine.architecture, "os": machine.os},
     )
 
 
@@ -130,7 +139,7 @@ def _fetch(
             )
             about = chosen.raw
             document = repository.document(chosen.digest)
-        _check_ordinary(document, source)
+        _check_ordinary(document, source, lambda one: repository.has_blob(one.digest))
         one = fetch_into(layout, repository, document, progress=progress)
     return _with_platform(one, about)
 
@@ -145,7 +154,7 @@ def _copy(
     if is_index(parsed):
         one = _choose(parsed, platform, source, other.read)
         data = other.read(one)
-    _check_ordinary(Document(one.digest, one.media_type, data), source)
+    _check_ordinary(Document(one.digest, one.media_type, data), source, other.has)
     for blob in blobs_of(parse_document(data, one.digest), one.digest):
         layout.copy(blob, other)
         progress(blob.size)
@@ -164,8 +173,10 @@ def _choose(
     return choose_platform(manifests, platform, str(source))
 
 
-def _check_ordinary(document: Document, source: object) -> None:
-    """Raise before anything large is fetched."""
+def _check_ordinary(
+    document: Document, source: object, has: Callable[[Descriptor], bool]
+) -> None:
+    """Raise before anything large is fetched; ``has`` says whether a blob is there."""
     where = str(source)
     parsed = parse_document(document.data, where)
     if parsed.get("artifactType") == ARTIFACT:
@@ -174,10 +185,22 @@ def _check_ordinary(document: Document, source: object) -> None:
             hint=_SEALED_HINT,
         )
     for layer in descriptors(parsed, "layers", where):
-        if layer.media_type not in _LAYERS:
+        what = f"{where} has a layer of the type {layer.media_type!r}"
+        if layer.media_type.endswith("+encrypted"):
             raise UsageError(
-                f"{where} has a layer of the type {layer.media_type!r}, no tar",
-                hint="encrypted and foreign layers cannot be used",
+                f"{what}: it is encrypted",
+                hint="decrypt the image before: skopeo copy --decryption-key KEY …",
+            )
+        if layer.media_type not in _LAYERS:
+            raise UsageError(f"{what}, no tar", hint="it is no image of a file system")
+        if layer.media_type in _FOREIGN and not has(layer):
+            urls = layer.raw.get("urls")
+            places = ", ".join(map(str, urls if isinstance(urls, list) else []))
+            raise UsageError(
+                f"{what}: {layer.digest} is foreign, and not beside the image; its "
+                f"manifest says that it is at {places or 'no place'}",
+                hint="put it into an image layout of the image, by the name "
+                f"{blob_name(layer.digest)}, and name that: oci:DIRECTORY",
             )
 
 

@@ -23,18 +23,21 @@ from support.image_support import (
 from support.stopping import killed_at_event
 
 from btrfs_ublk.base.signals import interruptible
+from btrfs_ublk.content import platforms
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.documents import (
     DATA,
     INDEX,
+    MANIFEST,
     METADATA,
     InvalidImageError,
     choose_platform,
     describe,
     describe_blob,
     digest_of,
+    may_be_sealed,
     parse_descriptor,
     parse_document,
     parse_sealed_manifest,
@@ -176,6 +179,108 @@ def test_platforms_are_chosen(tmp_path: Path) -> None:
     assert refused.value.hint and "linux/amd64, linux/arm/v7" in refused.value.hint
     with pytest.raises(UsageError):
         choose_platform(manifests, "unknown/unknown", "here")
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "chosen"),
+    [
+        ("amd64/v3 amd64", "linux/amd64", "amd64"),
+        ("amd64/v1", "linux/amd64", "amd64/v1"),
+        ("amd64/v2 amd64/v4 amd64/v3 amd64", "linux/amd64/v3", "amd64/v3"),
+        ("amd64/v4 amd64/v2 amd64", "linux/x86_64/v3", "amd64/v2"),
+        ("386 amd64", "linux/amd64", "amd64"),
+        ("arm64 386", "linux/amd64", "386"),
+        ("arm/v5 arm/v7 arm/v6", "linux/arm", "arm/v7"),
+        ("arm/v5 arm/v7", "linux/arm/v7", "arm/v7"),
+        ("arm/v5 arm/v6", "linux/arm/v7", "arm/v6"),
+        ("arm/v7 arm/v5", "linux/arm/v6", "arm/v5"),
+        ("arm64/v8", "linux/arm64", "arm64/v8"),
+        ("arm64", "linux/arm64/v8", "arm64"),
+        ("arm/v7 arm64", "linux/aarch64", "arm64"),
+        ("arm/v7 arm/v6", "linux/arm64", "arm/v7"),
+        ("amd64 amd64/v1", "linux/AMD64", "amd64"),
+        ("amd64/v3", "linux/amd64", None),
+        ("arm/v7", "linux/arm/v6", None),
+        ("arm64", "linux/arm", None),
+    ],
+)
+def test_platforms_are_in_the_order_of_containerd(
+    there: str, wanted: str, chosen: str | None
+) -> None:
+    manifests = [platform_manifest(name) for name in there.split()]
+    if chosen is None:
+        with pytest.raises(UsageError, match="has no image for linux/a"):
+            choose_platform(manifests, wanted, "here")
+        return
+    expected = platform_manifest(chosen)
+    # What says nothing is the last choice.
+    manifests = [platform_manifest(""), *manifests]
+    assert choose_platform(manifests, wanted, "here") == expected
+
+
+def platform_manifest(name: str) -> Any:
+    architecture, _, variant = name.partition("/")
+    about = {"os": "linux", "architecture": architecture, "variant": variant}
+    about = {key: value for key, value in about.items() if value}
+    return describe(MANIFEST, name.encode(), **({"platform": about} if name else {}))
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "there", "chosen"),
+    [
+        ("x86_64", "fpu sse2", "amd64/v3 amd64", "amd64"),
+        ("x86_64", "v2 v3", "amd64 amd64/v3 amd64/v4", "amd64/v3"),
+        ("x86_64", "v2 v4", "amd64/v4 amd64/v2 amd64", "amd64/v2"),
+        ("armv7l", "", "arm/v5 arm/v7", "arm/v7"),
+        ("armv6l", "", "arm/v7 arm/v5", "arm/v5"),
+        ("aarch64", "", "arm/v7 arm64/v8", "arm64/v8"),
+        ("i686", "", "amd64 386", "386"),
+    ],
+)
+def test_what_the_cpu_has_is_chosen(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    machine: str,
+    flags: str,
+    there: str,
+    chosen: str,
+) -> None:
+    for level, words in platforms._AMD64_FLAGS.items():
+        flags = flags.replace(f"v{level}", words)
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\n\nprocessor\t: 1\n")
+    monkeypatch.setattr(platforms, "_CPUINFO", cpuinfo)
+    uname = os.uname_result(("Linux", "host", "6", "1", machine))
+    monkeypatch.setattr(os, "uname", lambda: uname)
+    manifests = [platform_manifest(name) for name in there.split()]
+    expected = platform_manifest(chosen)
+    assert choose_platform(manifests, None, "here") == expected
+
+
+def test_attestations_are_never_chosen() -> None:
+    """BuildKit's, old and new, and other artifacts, whatever platform they tell."""
+    ours = platform_manifest("amd64")
+    kinds: list[dict[str, Any]] = [
+        {"annotations": {"vnd.docker.reference.type": "attestation-manifest"}},
+        {"artifactType": "application/vnd.docker.attestation.manifest.v1+json"},
+        {"artifactType": "application/vnd.example+json"},
+        {"platform": {"os": "unknown", "architecture": "unknown"}},
+        {"platform": {"os": "linux", "architecture": "unknown"}},
+    ]
+    for keys in kinds:
+        for platform in ({"platform": dict(ours.platform)}, {}):
+            one = describe(MANIFEST, b"about it", **{**platform, **keys})
+            assert choose_platform([one, ours], "linux/amd64", "here") == ours
+            with pytest.raises(UsageError, match="has no image"):
+                choose_platform([one], "linux/amd64", "here")
+            if "platform" not in keys:
+                assert may_be_sealed([one]) == []
+
+
+@pytest.mark.parametrize("text", ["linux", "", "linux/", "/amd64", "a/b/c/d"])
+def test_what_is_no_platform(text: str) -> None:
+    with pytest.raises(UsageError, match="is no platform"):
+        choose_platform([platform_manifest("amd64")], text, "here")
 
 
 def opened(name: LayoutName, path: Path, platform: str | None = None) -> OpenedSource:
