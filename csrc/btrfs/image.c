@@ -134,7 +134,7 @@ int image_write_block(void *context, uint64_t bytenr, const void *block)
 /* The context of image_build_tree's sink. */
 struct build {
 	struct image *image;
-	uint64_t owner;
+	const struct image_tree *tree;
 };
 
 static int build_place(void *context, unsigned level, uint64_t *bytenr)
@@ -143,11 +143,11 @@ static int build_place(void *context, unsigned level, uint64_t *bytenr)
 	struct image *image = build->image;
 	struct extent extent = {
 		.length = image->params.node_bytes,
-		.root = build->owner,
+		.root = build->tree->objectid,
 		.level = (uint8_t)level,
 	};
-	int ret = block_alloc_take(build->owner == TREE_CHUNK ? &image->system_alloc :
-								&image->metadata_alloc,
+	int ret = block_alloc_take(build->tree->objectid == TREE_CHUNK ? &image->system_alloc :
+									 &image->metadata_alloc,
 				   &extent.start);
 
 	if (ret)
@@ -159,13 +159,16 @@ static int build_place(void *context, unsigned level, uint64_t *bytenr)
 static int build_write(void *context, uint64_t bytenr, const void *block)
 {
 	struct build *build = context;
+	int ret = image_write_block(build->image, bytenr, block);
 
-	return image_write_block(build->image, bytenr, block);
+	if (!ret && build->tree->written)
+		ret = build->tree->written(build->tree->context, block);
+	return ret;
 }
 
 int image_build_tree(struct image *image, const struct image_tree *tree)
 {
-	struct build build = { .image = image, .owner = tree->objectid };
+	struct build build = { .image = image, .tree = tree };
 	struct tree_sink sink = {
 		.place = build_place,
 		.write = image->params.fd < 0 ? NULL : build_write,

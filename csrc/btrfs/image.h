@@ -54,6 +54,8 @@ struct image_tree {
 	bool read_only;	     /* subvolumes */
 	struct image_place place;
 	image_emit *emit;
+	/* Sees each block that is written, in the order of their addresses; may be NULL. */
+	int (*written)(void *context, const void *block);
 	void *context;
 };
 

@@ -105,50 +105,50 @@ void emit_close(struct emit *emit)
 	free(emit);
 }
 
-/* Digests the blocks of one subvolume. */
-struct tree_digest {
-	EVP_MD_CTX *context;
-	uint64_t owner;
+/* The context of a layer's tree; that of its emission comes first. */
+struct layer_tree {
+	struct emit_tree emit;
+	EVP_MD_CTX *digest; /* of its blocks; NULL: none is wanted */
 };
 
-static int digest_tree_block(void *context, const void *block)
+static int emit_layer_tree(struct image *image, struct tree_builder *builder, void *context)
 {
-	const struct tree_digest *digest = context;
-	const struct disk_header *header = block;
+	struct layer_tree *tree = context;
 
-	if (le64toh(header->owner) != digest->owner)
-		return 0;
-	return EVP_DigestUpdate(digest->context, block, DEFAULT_NODE_BYTES) ? 0 : -ENOMEM;
+	return emit_tree(image, builder, &tree->emit);
 }
 
-static int digest_layer(struct emit *emit, struct data *data, uint64_t subvolume,
-			uint8_t digest[DATA_DIGEST_BYTES])
+static int digest_layer_block(void *context, const void *block)
 {
-	struct tree_digest tree = { EVP_MD_CTX_new(), subvolume };
+	const struct layer_tree *tree = context;
+
+	return EVP_DigestUpdate(tree->digest, block, DEFAULT_NODE_BYTES) ? 0 : -ENOMEM;
+}
+
+static int begin_digest(struct layer_tree *tree, const struct data *data)
+{
 	uint8_t content[DATA_DIGEST_BYTES];
 	int ret = data_digest(data, content);
 
-	if (!ret && (!tree.context || !EVP_DigestInit_ex(tree.context, EVP_sha256(), NULL) ||
-		     !EVP_DigestUpdate(tree.context, content, sizeof(content))))
-		ret = -ENOMEM;
-	if (!ret)
-		ret = image_visit_blocks(&emit->image, digest_tree_block, &tree);
-	if (!ret && !EVP_DigestFinal_ex(tree.context, digest, NULL))
-		ret = -ENOMEM;
-	EVP_MD_CTX_free(tree.context);
-	return ret;
+	if (ret)
+		return ret;
+	tree->digest = EVP_MD_CTX_new();
+	return tree->digest && EVP_DigestInit_ex(tree->digest, EVP_sha256(), NULL) &&
+			       EVP_DigestUpdate(tree->digest, content, sizeof(content)) ?
+		       0 :
+		       -ENOMEM;
 }
 
 int emit_layer(struct emit *emit, const struct model *model, struct data *data, uint64_t *subvolume,
-	       uint8_t digest[DATA_DIGEST_BYTES], struct error *error)
+	       uint8_t *digest, struct error *error)
 {
 	const char **layers =
 		reallocarray(emit->layers, emit->layer_count + 1, sizeof(*emit->layers));
-	struct emit_tree context = {
-		.model = model,
-		.data = data,
-		.data_start = IMAGE_DATA_START,
-		.error = error,
+	struct layer_tree context = {
+		.emit = { .model = model,
+			  .data = data,
+			  .data_start = IMAGE_DATA_START,
+			  .error = error },
 	};
 	struct image_tree tree = {
 		.top_inode = OBJECT_FIRST_FREE,
@@ -156,21 +156,26 @@ int emit_layer(struct emit *emit, const struct model *model, struct data *data, 
 		.place = { .parent = TREE_FS,
 			   .directory = LAYERS_INODE,
 			   .index = DIR_INDEX_FIRST + emit->layer_count },
-		.emit = emit_tree,
+		.emit = emit_layer_tree,
+		.written = digest ? digest_layer_block : NULL,
 		.context = &context,
 	};
-	int ret;
+	int ret = 0;
 
 	if (!layers)
 		return error_set(error, -ENOMEM, "no memory");
 	emit->layers = layers;
-	context.root = tree.objectid = *subvolume = SUBVOLUME_FIRST + emit->layer_count;
+	context.emit.root = tree.objectid = *subvolume = SUBVOLUME_FIRST + emit->layer_count;
 	layers[emit->layer_count++] = NULL;
-	ret = image_build_tree(&emit->image, &tree);
-	emit_tree_deinit(&context);
+	if (digest)
+		ret = begin_digest(&context, data);
 	if (!ret)
-		ret = digest_layer(emit, data, *subvolume, digest);
-	if (ret && !context.has_error)
+		ret = image_build_tree(&emit->image, &tree);
+	if (!ret && digest && !EVP_DigestFinal_ex(context.digest, digest, NULL))
+		ret = -ENOMEM;
+	emit_tree_deinit(&context.emit);
+	EVP_MD_CTX_free(context.digest);
+	if (ret && !context.emit.has_error)
 		fail(error, ret);
 	return ret;
 }

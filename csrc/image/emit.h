@@ -44,11 +44,12 @@ int emit_open(struct emit **emit, const struct emit_params *params, struct error
 void emit_close(struct emit *emit); /* may be NULL */
 
 /*
- * Sets the object id of the subvolume, and a digest of all that it shows. Its name is set by
- * emit_name before emit_finish, and has to outlive `emit`.
+ * Sets the object id of the subvolume, and a digest of all that it shows, of DATA_DIGEST_BYTES,
+ * unless `digest` is NULL. Its name is set by emit_name before emit_finish, and has to outlive
+ * `emit`.
  */
 int emit_layer(struct emit *emit, const struct model *model, struct data *data, uint64_t *subvolume,
-	       uint8_t digest[DATA_DIGEST_BYTES], struct error *error);
+	       uint8_t *digest, struct error *error);
 void emit_name(struct emit *emit, uint64_t subvolume, const char *name);
 int emit_finish(struct emit *emit, struct data *data, struct emit_result *result,
 		struct error *error);

@@ -169,8 +169,8 @@ static int add_layer(struct job *job, size_t number)
 	if (!ret && job->description.in_layers)
 		ret = data_end_layer(job->data, &job->error);
 	if (!ret)
-		ret = emit_layer(job->emit, &job->model, job->data, &layer->subvolume, digest,
-				 &job->error);
+		ret = emit_layer(job->emit, &job->model, job->data, &layer->subvolume,
+				 layer->is_tar ? NULL : digest, &job->error);
 	if (ret)
 		return ret;
 	layer->data_bytes = counts->object_bytes - layer->data_offset;

@@ -138,6 +138,38 @@ def test_layers_are_named_by_their_chain_ids(
     btrfs_check(assemble(sparse_path / "image"))
 
 
+@pytest.mark.parametrize("kind", ["tar", "directory"])
+def test_no_layer_is_gone_over_again_for_the_next(tmp_path: Path, kind: str) -> None:
+    """What is read are the layers, and the metadata twice: for their UUIDs."""
+    paths = []
+    for number in range(40):
+        top = tmp_path / str(number)
+        (top / str(number)).mkdir(parents=True)
+        for name in range(100):
+            (top / str(number) / str(name)).touch()
+        paths.append(top)
+        if kind == "tar":
+            paths[-1] = top.with_suffix(".tar")
+            with tarfile.open(paths[-1], "w") as tar:
+                tar.add(top, arcname=".")
+    output = tmp_path / "image"
+    output.mkdir()
+    layers = [{"kind": kind, "path": str(path)} for path in paths]
+    with subprocess.Popen(
+        [helper_path(MKIMAGE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdin is not None and child.stdout is not None
+        json.dump({"layers": layers, "output": str(output)}, child.stdin)
+        child.stdin.close()
+        report = json.load(child.stdout)
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        counts = Path(f"/proc/{child.pid}/io").read_text()
+    read_bytes = int(counts.partition("rchar: ")[2].split()[0])
+    input_bytes = sum(path.stat().st_size for path in paths if path.is_file())
+    assert report["metadata_bytes"] > 10 * KIB**2
+    assert read_bytes < 2 * report["metadata_bytes"] + input_bytes + 4 * KIB**2
+
+
 def test_an_image_may_have_many_layers(
     sparse_path: Path, need: Callable[..., None]
 ) -> None:
