@@ -162,17 +162,44 @@ static int check_leaf(struct flip_walk *walk, const struct block_expect *expect,
 	return 0;
 }
 
+/*
+ * Returns 1 where another copy of a leaf of the file differs from the first one, which is good: a
+ * killed run has written that one only. NB: the other's checksum may be right, and what it says of
+ * the file is that it is zeroes. Else 0, or a negative errno.
+ */
+static int has_stale_copy(struct reader *reader, const struct block_expect *expect,
+			  const void *leaf)
+{
+	int ret = reader_compare_copies(reader, expect, leaf);
+
+	return ret == -EUCLEAN ? 1 : ret;
+}
+
+static int look(struct flip_walk *self, const struct block_expect *expect, void *leaf)
+{
+	struct flip *flip = self->flip;
+	uint64_t before = flip->extents, to_flip = flip->prealloc_leaves;
+	int ret = check_leaf(self, expect, leaf);
+
+	if (ret || flip->extents == before || flip->prealloc_leaves > to_flip)
+		return ret;
+	ret = has_stale_copy(self->walk.reader, expect, leaf);
+	flip->torn_leaves += ret > 0;
+	return ret > 0 ? 0 : ret;
+}
+
 static int visit(struct walk *walk, const struct block_expect *expect, void *block)
 {
 	struct flip_walk *self = flip_walk_of(walk);
+	int ret = 1;
 
 	if (expect->level)
 		return 0;
 	if (self->fd < 0)
-		return check_leaf(self, expect, block);
+		return look(self, expect, block);
 	if (!flip_leaf(walk->reader, self->flip->inode, block))
-		return 0;
-	return reader_write_block(walk->reader, self->fd, expect->bytenr, block);
+		ret = has_stale_copy(walk->reader, expect, block);
+	return ret > 0 ? reader_write_block(walk->reader, self->fd, expect->bytenr, block) : ret;
 }
 
 /*

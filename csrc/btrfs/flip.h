@@ -22,7 +22,7 @@ struct flip {
 	uint64_t extents; /* all of the file's */
 	uint64_t prealloc_extents;
 	uint64_t prealloc_leaves; /* that hold some of them */
-	uint64_t torn_leaves;	  /* that an earlier run was killed while it wrote */
+	uint64_t torn_leaves;	  /* that an earlier run has written in part, or one copy of */
 	uint64_t metadata_bytes;  /* of the file system, in tree blocks */
 };
 

@@ -175,6 +175,39 @@ class TestSeed:
                 page = pages[done]
                 write_at(image, page, read_at(after, page, BLOCK))
 
+    def test_no_stale_copy_is_left(
+        self, need: Need, sparse_path: Path, reshape: Reshape
+    ) -> None:
+        """With two copies of the metadata, a killed run may have written one of them.
+        The stale one has a valid checksum, and says that files are zeroes."""
+        need(ROOT, BTRFS, LOOP, MKFS_BTRFS, BTRFS_PROGS)
+        before = make_btrfs(sparse_path / "b", "-m", "dup", size_bytes=2 * GIB)
+        with mounted_image(before) as target:
+            allocate(target / FILENAME, 600 << 20)
+        after = copy_sparse(before, sparse_path / "after")
+        reshape.seed(after)
+        btrfs_check(after)
+        changed = [x for x in difference(before, after) if x not in fmt.SUPER_OFFSETS]
+        pages = [at for at in changed if at % BLOCK == 0]
+        leaves = sorted({at // NODE * NODE for at in pages})
+        assert len(leaves) == 2
+        places = [range(leaf, leaf + NODE, BLOCK) for leaf in leaves]
+        supers = fmt.SUPER_OFFSETS[:2]
+        for order in (places, places[::-1]):
+            image = copy_sparse(before, sparse_path / "image")
+            for page in (*order[0], *order[1], *supers, None):
+                state = copy_sparse(image, sparse_path / "state")
+                reshape.seed(state)
+                assert difference(state, after) == {}, f"before {page}"
+                state.unlink()
+                if page is not None:
+                    write_at(image, page, read_at(after, page, BLOCK))
+            # It may have got as far as the superblocks without the second copy.
+            write_at(image, order[1][0], read_at(before, order[1][0], NODE))
+            reshape.seed(image)
+            assert difference(image, after) == {}
+            image.unlink()
+
     def test_a_torn_leaf_is_told_from_a_damaged_one(
         self, originals: tuple[Path, Path], image: Path, reshape: Reshape
     ) -> None:
