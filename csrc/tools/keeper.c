@@ -145,17 +145,22 @@ static int wait_for_lock(const struct keeper *keeper)
 	const struct itimerval never = { 0 };
 	struct sigaction action = { .sa_handler = on_alarm }; /* without SA_RESTART */
 	int fd = open(keeper->lock, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+	int err = 0;
 
 	if (fd < 0)
 		return -errno;
 	sigaction(SIGALRM, &action, NULL);
 	setitimer(ITIMER_REAL, &often, NULL);
-	while (flock(fd, LOCK_EX)) {
+	while (!err && flock(fd, LOCK_EX)) {
+		/* NB: a kernel without memory for locks answers at once. */
+		err = errno == EINTR ? 0 : -errno;
 		if (is_gone(keeper))
 			exit(EXIT_OK);
 	}
 	setitimer(ITIMER_REAL, &never, NULL);
-	return fd;
+	if (err)
+		close(fd);
+	return err ? err : fd;
 }
 
 static pid_t start(const struct keeper *keeper, int lock_fd)
@@ -188,7 +193,7 @@ static int run_command(const struct keeper *keeper)
 	pid_t child;
 
 	if (keeper->lock && lock_fd < 0) {
-		msg_error("cannot open %s: %s", keeper->lock, strerror(-lock_fd));
+		msg_error("cannot lock %s: %s", keeper->lock, strerror(-lock_fd));
 		return -1;
 	}
 	child = start(keeper, lock_fd);

@@ -4,8 +4,10 @@ nobody has to type a command; what ends on purpose stays ended.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import platform
 import random
 import signal
 import subprocess
@@ -31,6 +33,7 @@ from support.device_support import (
     wait_for,
 )
 from support.needs import may_be_killed
+from support.refused_calls import refusing
 from support.soak import rounds
 
 from btrfs_ublk.base.helpers import KEEPER, helper_path
@@ -322,6 +325,29 @@ class TestHelper:
             with pytest.raises(subprocess.TimeoutExpired):
                 child.wait(1)
             assert runs.read_text() == "\n" * 3
+
+    @pytest.mark.skipif(platform.machine() != "x86_64", reason="names calls by number")
+    def test_a_lock_that_cannot_be_had_is_tried_again_after_a_pause(
+        self, tmp_path: Path
+    ) -> None:
+        """As on a kernel that lacks memory for locks. It must not go round at once."""
+        read_fd, write_fd = os.pipe()
+        flock = 73
+        argv = [*refusing({flock: errno.ENOLCK}), helper_path(KEEPER), "--watch"]
+        argv += [str(read_fd), "--directory", tmp_path, "--lock", tmp_path / "lock"]
+        with subprocess.Popen(
+            [*argv, "/bin/true"], pass_fds=[read_fd], stderr=subprocess.PIPE, text=True
+        ) as child:
+            os.close(read_fd)
+            os.write(write_fd, b"g")
+            os.close(write_fd)
+            assert child.stderr is not None
+            try:
+                said = [child.stderr.readline() for _ in range(2)]
+            finally:
+                child.kill()
+        assert all("cannot lock" in line for line in said), said
+        assert all(os.strerror(errno.ENOLCK) in line for line in said)
 
     def test_after_a_farewell_it_only_stays(self, tmp_path: Path) -> None:
         mark = tmp_path / "mark"
