@@ -10,6 +10,7 @@
  *   check INDEX			a letter for each unit: o(k), m(iss), c(hanged), r(otten), w(rong)
  *   drop INDEX UNIT		ok
  *   shrink BYTES		ok
+ *   guard COUNT			ok: so many mappings of other caches are guarded as well
  *   sync			ok
  *   reopen DIRECTORY		ok: the cache there, with no source open
  *   batches			COUNT: how many times pending units were written to the disk
@@ -255,6 +256,17 @@ static void begin_later(const char *line)
 	has_later = true;
 }
 
+/* As if other caches had as many mappings. */
+static int guard_more(unsigned count)
+{
+	static bool damaged;
+	int err = 0;
+
+	for (uintptr_t i = 1; i <= count && !err; i++)
+		err = guard_add((const void *)i, 1, &damaged);
+	return err;
+}
+
 static bool answer(const char *line)
 {
 	uint64_t first, last, size;
@@ -279,6 +291,8 @@ static bool answer(const char *line)
 		print_result(cache_shrink(cache, size));
 	} else if (sscanf(line, "stress %u %u", &index, &number) == 2 && number <= THREADS_MAX) {
 		stress(index, number);
+	} else if (sscanf(line, "guard %u", &number) == 1) {
+		print_result(guard_more(number));
 	} else if (!strncmp(line, "later ", 6)) {
 		begin_later(line + 6);
 	} else if (!strcmp(line, "sync\n")) {

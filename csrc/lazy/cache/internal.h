@@ -193,8 +193,11 @@ int sums_write(const struct cache_object *object, uint64_t unit, const uint8_t *
 /* Checks whether the file still has the data that were put. Waits for the disk. */
 bool sums_match_file(const struct cache_object *object, uint64_t unit);
 
-/* guard.c: instead of SIGBUS, `*damaged` is set, and zeroes are read from then on. */
-void guard_add(const void *mapped, size_t bytes, bool *damaged);
+/*
+ * guard.c: instead of SIGBUS, `*damaged` is set, and zeroes are read from then on. Returns 0 or
+ * -ENOMEM.
+ */
+int guard_add(const void *mapped, size_t bytes, bool *damaged);
 void guard_remove(const void *mapped);
 
 /* files.c: headers, and files that are made or refused. The caller holds the directory's lock. */

@@ -93,11 +93,15 @@ static int map_bits(struct cache_object *object)
 		munmap(mapped, bytes);
 		return err;
 	}
+	err = guard_add(mapped, bytes, &object->damaged);
+	if (err) {
+		munmap(mapped, bytes);
+		return err;
+	}
 	object->mapped = mapped;
 	object->mapped_bytes = bytes;
 	object->groups = (const struct cache_group *)((const uint8_t *)mapped + CACHE_HEADER_BYTES);
 	object->cache->mapped_bytes += bytes;
-	guard_add(mapped, bytes, &object->damaged);
 	return 0;
 }
 

@@ -34,20 +34,19 @@ int sums_map(struct cache_object *object)
 {
 	uint64_t bytes = cache_sums_bytes(object->size);
 	void *mapped;
+	int err;
 
 	/* Not locked in memory, like bits that are too many (map_bits()). */
 	mapped = mmap(NULL, bytes, PROT_READ, MAP_SHARED, object->data_fd,
 		      (off_t)cache_sums_at(object->size));
 	if (mapped == MAP_FAILED)
 		return -errno;
-	if (munlock(mapped, bytes)) {
-		int err = -errno;
-
+	err = munlock(mapped, bytes) ? -errno : guard_add(mapped, bytes, &object->damaged);
+	if (err) {
 		munmap(mapped, bytes);
 		return err;
 	}
 	object->sums = mapped;
-	guard_add(mapped, bytes, &object->damaged);
 	return 0;
 }
 

@@ -317,6 +317,19 @@ def test_does_not_believe_what_was_cut(
         assert shell.ask("read 0 3 3") == "ok"
 
 
+def test_all_mappings_of_a_process_are_guarded(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """However many caches it has, each with thousands of contents."""
+    with cache_shell(sanitized_build, tmp_path) as shell:
+        assert shell.ask("guard 20000") == "ok"
+        shell.open(0, SIZE, UNIT)
+        assert shell.ask("put 0 3") == "ok"
+        shell.ask("sync")
+        os.truncate(tmp_path / f"{key_of(0)}.bits", 0)
+        assert shell.ask("read 0 3 3") == "miss"
+
+
 def make_hole(data: Path, start: int, *, sums: bool = False) -> None:
     """Up to the header behind the content; or of all but that."""
     whole = data.stat().st_size
