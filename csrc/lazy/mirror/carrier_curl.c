@@ -402,7 +402,14 @@ static void curl_stop(struct carriage *carriage)
 
 static void curl_resume(struct carriage *carriage)
 {
-	curl_easy_pause(carriage->handle->easy, CURLPAUSE_CONT);
+	CURLcode code = curl_easy_pause(carriage->handle->easy, CURLPAUSE_CONT);
+
+	/* NB: of a transfer that has ended meanwhile, the outcome is still to come. */
+	if (!code || code == CURLE_BAD_FUNCTION_ARGUMENT)
+		return;
+	/* What it has kept is lost, and what follows must not take its place. */
+	transfer_stop(&carriage->transfer);
+	on_transfer(&carriage->transfer, code);
 }
 
 const struct carrier carrier_curl = { .start = curl_start,

@@ -376,6 +376,41 @@ def test_memory_is_bounded(sanitized_build: Path, tmp_path: Path) -> None:
         assert shell.stats()["buffer_bytes"] <= 6 * unit
 
 
+def test_a_request_that_libcurl_cannot_go_on_with_fails_at_once(
+    sanitized_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where it lacks memory for what it has kept meanwhile. What it lost then must
+    not be missing in the middle; and nobody waits until it has been silent for long."""
+    monkeypatch.setenv("BTRFS_UBLK_HTTP", "libcurl")
+    monkeypatch.setenv("BTRFS_UBLK_FETCH", "in-process")
+    preload = [f"LD_PRELOAD={sanitized_build}/csrc/tests/fail-pause.so"]
+    preload += ["ASAN_OPTIONS=verify_asan_link_order=0:exitcode=99"]
+    unit, log = 64 << 10, tmp_path / "log"
+    data = random.Random(8).randbytes(MIB)
+
+    def whole(request: str) -> bytes:
+        found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
+        assert found
+        first, last = int(found[1]), int(found[2])
+        at = f"Content-Range: bytes {first}-{last}/{MIB}"
+        return response(f"206 P\n{at}", data[first : last + 1])
+
+    with (
+        scripted_server(whole) as server,
+        fetch_shell(
+            sanitized_build,
+            *(f"buffer={6 * unit}", "transfers=8"),
+            log=log,
+            wrapper=["env", *preload],
+        ) as shell,
+    ):
+        number = shell.add(source(server, size=MIB, unit=unit))
+        shell.prefetch(number, 0, 8 * unit)
+        wait_until(lambda: shell.stats()["failures"]["transient"])
+        assert shell.read(number, 0, MIB).data == data
+    assert "Out of memory" in log.read_text()
+
+
 @pytest.mark.parametrize("more", [0, 1])
 def test_what_does_not_say_its_length_comes_unit_by_unit(
     sanitized_build: Path, tmp_path: Path, more: int
