@@ -138,7 +138,8 @@ struct unit {
 	bool cut;     /* an attempt got no complete response; see struct run */
 	bool waited;  /* it has waited once for an open breaker */
 	uint32_t out; /* bit set: mirrors that this unit does not ask again */
-	uint8_t tries[SOURCE_PLACES_MAX];
+	/* NB: a reader without a deadline may wait for days, and one that is 0 again comes first. */
+	uint32_t tries[SOURCE_PLACES_MAX];
 	uint8_t wrong[SOURCE_PLACES_MAX];
 };
 
