@@ -6,6 +6,7 @@ import hashlib
 import os
 import stat
 import struct
+import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -210,3 +211,25 @@ def tree_of(model: dict[str, Any]) -> Tree:
 
 def names(model: dict[str, Any]) -> set[str]:
     return {os.fsdecode(name) for name in tree_of(model)} - {"."}
+
+
+class Member(tarfile.TarInfo):
+    content = b""
+
+
+def entry(name: str, content: bytes = b"", **changes: object) -> Member:
+    header = Member(name)
+    header.size = len(content)
+    header.mode = 0o644
+    for key, value in changes.items():
+        setattr(header, key, value)
+    header.content = content
+    return header
+
+
+def directory(name: str, **changes: object) -> Member:
+    return entry(name, type=tarfile.DIRTYPE, mode=0o755, **changes)
+
+
+def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> Member:
+    return entry(name, type=kind, linkname=target)

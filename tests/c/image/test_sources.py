@@ -21,8 +21,12 @@ from support import adversarial_tree
 from support.sanitized_build import SANITIZER_ENVIRONMENT
 from support.tree_description import (
     ROOT,
+    Member,
     describe,
     differences,
+    directory,
+    entry,
+    link,
     names,
     tree_of,
 )
@@ -197,28 +201,6 @@ def test_acls_as_text(shell: Shell, in_memory: Path) -> None:
     header.pax_headers = {"SCHILY.acl.access": "user::rw-\nuser:lena:r--\n"}
     said = refusal(shell, f"tar:{make_tar(in_memory / 'tar', header)}")
     assert '"file": an ACL names "lena", and no number of it' in said
-
-
-class Member(tarfile.TarInfo):
-    content = b""
-
-
-def entry(name: str, content: bytes = b"", **changes: object) -> Member:
-    header = Member(name)
-    header.size = len(content)
-    header.mode = 0o644
-    for key, value in changes.items():
-        setattr(header, key, value)
-    header.content = content
-    return header
-
-
-def directory(name: str, **changes: object) -> Member:
-    return entry(name, type=tarfile.DIRTYPE, mode=0o755, **changes)
-
-
-def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> Member:
-    return entry(name, type=kind, linkname=target)
 
 
 def make_tar(path: Path, *headers: Member) -> Path:

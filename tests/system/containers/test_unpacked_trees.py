@@ -15,21 +15,28 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import compressed
 import pytest
-from conftest import Need
-from indexed_images import GZIP, PLAIN, ZSTD, image_of
-from sanitized_build import SANITIZER_ENVIRONMENT
-from stopping import ending_with_us, stop
-from test_containerd import CONTAINERD, is_containerd_2
-from test_image_sources import Member, directory, entry, link, tree_of
-from tree_description import Tree, describe, differences
-from waiting import wait_until
+from support import compressed
+from support.containerd import CONTAINERD, is_containerd_2
+from support.indexed_images import GZIP, PLAIN, ZSTD, image_of
+from support.needs import Need
+from support.sanitized_build import SANITIZER_ENVIRONMENT
+from support.stopping import ending_with_us, stop
+from support.tree_description import (
+    Member,
+    Tree,
+    describe,
+    differences,
+    directory,
+    entry,
+    link,
+    tree_of,
+)
+from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import ROOT
 from btrfs_ublk.image.pack import next_chain_id
 
-pytestmark = pytest.mark.slow
 TIMEOUT_S = 60
 #: Nothing is collected while a tree is looked at.
 _CONFIGURATION = """

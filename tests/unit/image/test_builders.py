@@ -11,10 +11,10 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import compressed
 import pytest
-from indexed_images import GZIP, PLAIN, ZSTD, image_of
-from test_image_sources import Member, directory, entry, link
+from support import compressed
+from support.indexed_images import GZIP, PLAIN, ZSTD, image_of
+from support.tree_description import Member, directory, entry, link
 
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.access import RegistryAccess
