@@ -99,6 +99,27 @@ static bool make_text_room(struct exchange *exchange)
 	return true;
 }
 
+static int text_space(struct exchange *exchange, struct iovec *parts)
+{
+	if (!make_text_room(exchange))
+		return 0;
+	parts->iov_base = exchange->text + exchange->text_length;
+	parts->iov_len = exchange->text_room - exchange->text_length;
+	return 1;
+}
+
+/* The beginning of what a refusal says, if it can be understood, and the rest is thrown away. */
+static int refusal_space(struct exchange *exchange, struct iovec *parts)
+{
+	uint64_t length = exchange->response.content_length;
+
+	if (!exchange->remote->ops->explain || exchange->response.status < 300 ||
+	    exchange->text_length == TEXT_FIRST_BYTES ||
+	    (length != RESPONSE_UNKNOWN && length > CARRIER_THROW_AWAY_BYTES))
+		return CARRIER_UNWANTED;
+	return text_space(exchange, parts) ?: CARRIER_UNWANTED;
+}
+
 static int on_space(struct carriage *carriage, struct iovec *parts, int room)
 {
 	struct exchange *exchange = exchange_of(carriage);
@@ -111,14 +132,9 @@ static int on_space(struct carriage *carriage, struct iovec *parts, int room)
 			exchange->accepted(exchange);
 	}
 	if (exchange->verdict.err)
-		return CARRIER_UNWANTED;
-	if (!exchange->wanted.length) {
-		if (!make_text_room(exchange))
-			return 0;
-		parts->iov_base = exchange->text + exchange->text_length;
-		parts->iov_len = exchange->text_room - exchange->text_length;
-		return 1;
-	}
+		return refusal_space(exchange, parts);
+	if (!exchange->wanted.length)
+		return text_space(exchange, parts);
 	exchange->too_long = exchange->received == exchange->wanted.length;
 	if (exchange->too_long)
 		return 0;
@@ -133,10 +149,11 @@ static void on_take(struct carriage *carriage, size_t bytes)
 {
 	struct exchange *exchange = exchange_of(carriage);
 
-	if (exchange->wanted.length)
-		exchange->received += (uint32_t)bytes;
-	else
+	if (exchange->verdict.err || !exchange->wanted.length) {
 		exchange->text_length += bytes;
+		return;
+	}
+	exchange->received += (uint32_t)bytes;
 	if (exchange->run)
 		exchange->run->sink->take(exchange->run, bytes);
 }
@@ -241,16 +258,29 @@ static int bring_home(struct exchange *exchange)
 	return 0;
 }
 
+/* Adds to the reason what the server says itself. */
+static const char *explain(struct exchange *exchange, struct error *whole)
+{
+	struct error said = {};
+
+	if (exchange->text && exchange->remote->ops->explain)
+		exchange->remote->ops->explain(exchange->text, &said);
+	error_set_text(whole, "%s%s%s", exchange->reason.text, said.text[0] ? ", " : "", said.text);
+	return whole->text;
+}
+
 static enum next follow(struct exchange *exchange)
 {
 	int err = bring_home(exchange);
 	const char *to = exchange->carriage.redirect;
-	struct error unused = {};
+	struct error unused = {}, why = {};
 
 	if (err) {
 		fail(exchange, err, FETCH_TRANSIENT, "no memory for a request");
 		return NEXT_DONE;
 	}
+	if (!to && exchange->text)
+		return wrong_redirect(exchange, -EPROTO, explain(exchange, &why));
 	if (!to)
 		return wrong_redirect(exchange, -EPROTO, "redirects without saying where to");
 	if (++exchange->redirects > REDIRECTS_MAX)
@@ -324,11 +354,12 @@ static void fail_transfer(struct exchange *exchange, CURLcode code)
 static void fail_verdict(struct exchange *exchange)
 {
 	uint32_t retry_after_s = exchange->response.retry_after_s;
+	struct error why = {};
 
 	if (retry_after_s && exchange->response.status == 503)
 		exchange->verdict.failure = FETCH_BUSY;
 	exchange->retry_after_ms = retry_after_s * 1000;
-	fail(exchange, exchange->verdict.err, exchange->verdict.failure, exchange->reason.text);
+	fail(exchange, exchange->verdict.err, exchange->verdict.failure, explain(exchange, &why));
 }
 
 static bool wants_new_login(struct exchange *exchange)

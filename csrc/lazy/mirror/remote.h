@@ -59,6 +59,11 @@ struct remote_ops {
 			struct error *error);
 	/* Returns whether another login may help after a request was refused. NULL: never. */
 	bool (*refused)(struct remote *remote, const struct response *response);
+	/*
+	 * Says why a request was refused, as the beginning of the response's body has it: what
+	 * follows the status. NULL: no body of the kind says that in a known form.
+	 */
+	void (*explain)(const char *body, struct error *error);
 	/* Makes the last settings of a request to the mirror's own host. May be NULL. */
 	void (*prepare)(const struct remote *remote, const struct login *login, CURL *easy);
 };

@@ -21,7 +21,15 @@
 #include "lazy/mirror/exchange.h"
 #include "lazy/mirror/object.h"
 
-enum { KEY_MAX_BYTES = 1024 };
+enum {
+	KEY_MAX_BYTES = 1024,
+	CODE_BYTES = 64, /* with its NUL, as below */
+	MESSAGE_BYTES = 256,
+};
+
+/* The SHA-256 of no bytes, which is what each request sends. */
+static const char content_digest[] =
+	"x-amz-content-sha256: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
 struct s3_mirror {
 	struct remote remote;
@@ -42,7 +50,9 @@ static int s3_load(struct remote *remote, struct login *login, struct error *err
 	err = aws_login_find(s3->credentials_file, s3->profile, &found, error);
 	if (err)
 		return err;
-	if (found.session_token)
+	/* NB: Amazon demands it. libcurl signs it, but not all versions add it by themselves. */
+	err = login_add_header(login, "%s", content_digest);
+	if (!err && found.session_token)
 		err = login_add_header(login, "x-amz-security-token: %s", found.session_token);
 	login->user = found.access_key;
 	login->password = found.secret_key;
@@ -71,9 +81,54 @@ static void s3_prepare(const struct remote *remote, const struct login *login, C
 	curl_easy_setopt(easy, CURLOPT_PASSWORD, login->password);
 }
 
+/* Copies an element's text. Leaves it empty if it is not there, is too long, or is no text. */
+static void take_element(const char *body, const char *name, char *text, size_t bytes)
+{
+	static const char *const entities[] = { "&lt;<", "&gt;>", "&quot;\"", "&apos;'", "&amp;&" };
+	const char *at = strstr(body, name), *end = at ? strstr(at, "</") : NULL;
+	char *to = text;
+
+	*text = 0;
+	if (!end)
+		return;
+	for (at += strlen(name); at < end; at++) {
+		unsigned char c = (unsigned char)*at;
+
+		if (to + 1 == text + bytes || (c < ' ' && !isspace(c)) || c == 127) {
+			*text = 0;
+			return;
+		}
+		*to = isspace(c) ? ' ' : (char)c;
+		for (size_t i = 0; i < sizeof(entities) / sizeof(*entities); i++) {
+			size_t length = strlen(entities[i]) - 1;
+
+			if (strncmp(at, entities[i], length) != 0)
+				continue;
+			*to = entities[i][length];
+			at += length - 1;
+			break;
+		}
+		to++;
+	}
+	while (to > text && to[-1] == ' ')
+		to--;
+	*to = 0;
+}
+
+/* <Error><Code>AccessDenied</Code><Message>...</Message> */
+static void s3_explain(const char *body, struct error *error)
+{
+	char code[CODE_BYTES], message[MESSAGE_BYTES];
+
+	take_element(body, "<Code>", code, sizeof(code));
+	take_element(body, "<Message>", message, sizeof(message));
+	error_set_text(error, "%s%s%s", code, *code && *message ? ": " : "", message);
+}
+
 static const struct remote_ops s3_remote_ops = {
 	.load = s3_load,
 	.refused = s3_refused,
+	.explain = s3_explain,
 	.prepare = s3_prepare,
 };
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -29,6 +30,7 @@ DATA = random.Random(3).randbytes(SIZE)
 KEY = "a dir/ünd+more/100%_~x(1).img"
 
 Shell = Callable[..., AbstractContextManager[MirrorShell]]
+KEYS = {"AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "s3cr3t"}
 
 
 @pytest.fixture(scope="module")
@@ -174,11 +176,7 @@ def test_notices_another_object(shell: Shell, store: S3Server, tmp_path: Path) -
 
 
 def test_signs_a_session_and_names_a_version(shell: Shell) -> None:
-    keys = {
-        "AWS_ACCESS_KEY_ID": "AKID",
-        "AWS_SECRET_ACCESS_KEY": "s3cr3t",
-        "AWS_SESSION_TOKEN": "s3ssion",
-    }
+    keys = KEYS | {"AWS_SESSION_TOKEN": "s3ssion"}
     answer = response(f'206 P\nETag: "x"\nContent-Range: bytes 0-9/{SIZE}', DATA[:10])
     with scripted_server(lambda _: answer) as server:
         endpoint = f"http://127.0.0.1:{server.port}/"
@@ -192,6 +190,79 @@ def test_signs_a_session_and_names_a_version(shell: Shell) -> None:
     assert {"host", "x-amz-date", "x-amz-security-token"} <= set(signed.split(";"))
     assert "/eu-test-1/s3/aws4_request" in request
     assert "s3cr3t" not in request
+
+
+def _error(code: str, message: str) -> bytes:
+    """Return the body of a refusal, as Amazon writes it."""
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?>\n'
+        f"<Error><Code>{code}</Code><Message>{message}</Message>"
+        "<RequestId>4442587FB7D0A2F9</RequestId></Error>"
+    ).encode()
+
+
+def test_signs_the_digest_of_the_body(shell: Shell) -> None:
+    """As versitygw 1.8.0 and s3rver 3.7.1 do, refuse a signature without it."""
+
+    def answer(request: str) -> bytes:
+        signed = request.split("SignedHeaders=")[1].split(",")[0].split(";")
+        empty = f"\r\nx-amz-content-sha256: {hashlib.sha256(b'').hexdigest()}\r\n"
+        if "x-amz-content-sha256" in signed and request.count(empty) == 1:
+            return response(f"206 P\nContent-Range: bytes 0-9/{SIZE}", DATA[:10])
+        said = _error("InvalidRequest", "Missing required header for this request")
+        return response("400 Bad Request", said)
+
+    with scripted_server(answer) as server:
+        endpoint = f"http://127.0.0.1:{server.port}"
+        with shell(endpoint, "bucket", "k", environment=KEYS) as mirror:
+            got = mirror.fetch(0, 10)
+    assert (got.text, got.data) == ("", DATA[:10])
+
+
+@pytest.mark.usefixtures("carrier")
+@pytest.mark.parametrize("anonymous", [True, False])
+@pytest.mark.parametrize(
+    ("status", "body", "text"),
+    [
+        (
+            403,
+            _error("AccessDenied", "Who are &quot;you&quot; &amp; why?\n"),
+            'HTTP status 403, AccessDenied: Who are "you" & why?',
+        ),
+        (400, b"<Error><Code>ExpiredToken</Code>", "HTTP status 400, ExpiredToken"),
+        (404, b"<html>no such thing", "HTTP status 404"),
+        (404, b"", "HTTP status 404"),
+        (503, b"<Code>SlowDown</Code>" + b"x" * 200_000, "HTTP status 503"),
+        # Amazon names the region's endpoint in the body alone.
+        (
+            301,
+            _error("PermanentRedirect", "Use another endpoint."),
+            "HTTP status 301, PermanentRedirect: Use another endpoint.",
+        ),
+    ],
+)
+def test_quotes_what_the_store_says(
+    shell: Shell, status: int, body: bytes, text: str, anonymous: bool
+) -> None:
+    with scripted_server(lambda _: response(f"{status} No", body)) as server:
+        endpoint = f"http://127.0.0.1:{server.port}"
+        keys = {"anonymous": True} if anonymous else {"environment": KEYS}
+        with shell(endpoint, "bucket", "k", **keys) as mirror:
+            got = mirror.fetch(0, 10)
+            probed = mirror.probe()
+    for said in (got.text, probed["text"]):
+        assert said.removeprefix(f"{endpoint}/bucket/k: ") == text
+
+
+def test_quotes_nothing_that_is_no_text(shell: Shell) -> None:
+    body = b"<Code>\x00\xff\x1b[31m</Code><Message>" + b"m" * 5000 + b"</Message>"
+    with scripted_server(lambda _: response("403 No", body)) as server:
+        with shell(f"http://127.0.0.1:{server.port}", "bucket", "k") as mirror:
+            assert mirror.fetch(0, 10).failure == "no_login"
+        keys = {"anonymous": True}
+        with shell(f"http://127.0.0.1:{server.port}", "bucket", "k", **keys) as mirror:
+            said = mirror.fetch(0, 10).text
+    assert said.endswith("HTTP status 403") and said.isprintable()
 
 
 @pytest.mark.parametrize(
