@@ -10,6 +10,7 @@
 #include "base/relaxed.h"
 #include "base/utf8.h"
 #include "lazy/core.h"
+#include "lazy/identity.h"
 #include "lazy/run.h"
 
 enum {
@@ -484,7 +485,8 @@ void unit_accept(struct unit *unit)
 	struct mirror *mirror = unit->mirror;
 	struct fetch_counts *counts = &unit->core->counts;
 
-	if (unit->identity && mirror->identity && strcmp(unit->identity, mirror->identity) != 0) {
+	if (unit->identity && mirror->identity &&
+	    !identity_is_same(mirror->identity, unit->identity)) {
 		unit->check.err = -ESTALE;
 		unit_refuse(unit);
 		return;

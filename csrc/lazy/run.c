@@ -9,6 +9,7 @@
 
 #include "base/relaxed.h"
 #include "lazy/core.h"
+#include "lazy/identity.h"
 #include "lazy/layout.h"
 #include "lazy/selection.h"
 
@@ -446,7 +447,7 @@ void run_identify(const struct run *run, struct unit *unit)
 
 	if (run->identity && mirror->identity) {
 		/* Another run has pinned one meanwhile. */
-		unit->check.err = strcmp(run->identity, mirror->identity) ? -ESTALE : 0;
+		unit->check.err = identity_is_same(mirror->identity, run->identity) ? 0 : -ESTALE;
 	} else if (run->identity) {
 		unit->identity = strdup(run->identity);
 		unit->check.err = unit->identity ? 0 : -ENOMEM;

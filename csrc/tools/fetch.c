@@ -418,6 +418,7 @@ static void add_mirror(const uint8_t *body, size_t bytes)
 		leave();
 	known[head.number] = made;
 	made->source.object_bytes = head.object_bytes;
+	made->source.has_digests = head.has_digests;
 	made->mirror.source = &made->source;
 	if (head.origin == CHANNEL_NO_MIRROR) {
 		parse_mirror(made, head.number, kind, text);

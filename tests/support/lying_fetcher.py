@@ -23,7 +23,7 @@ from support.paths import TESTS
 SLOTS, WINDOW_BYTES = 128, 512 << 10
 START, TAKEN, INQUIRE, PING = 1, 3, 5, 6
 HELLO, IDENTITY, ARRIVED, OVER, ASK_LOGIN, ANSWER, EVENT, PONG, NODE = range(7, 16)
-VERSION, OF_INQUIRY = 4, 1 << 31
+VERSION, OF_INQUIRY = 5, 1 << 31
 _HEAD = struct.Struct("=IHH")
 _START = struct.Struct("=QQIIII")
 _OVER = struct.Struct("=iIIIII")
@@ -202,7 +202,7 @@ INQUIRY_LIES: dict[str, Callable[[Peer], object]] = {
 #: Only of a probe.
 PROBE_LIES: dict[str, Callable[[Peer], object]] = {
     "an identity of two lines": lambda it: it.answer(0, b"\0\0etag\nx\0\0"),
-    "a long identity": lambda it: it.answer(0, b"\0\0" + b"x" * 257 + b"\0\0"),
+    "a long identity": lambda it: it.answer(0, b"\0\0" + b"x" * 320 + b"\0\0"),
     "a document that nobody wants": lambda it: it.answer(0, b"\0\0\0{}\0"),
 }
 #: These it may say. Answers that are not as they should be are errors of who asks.

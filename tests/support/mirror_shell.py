@@ -68,6 +68,11 @@ class MirrorShell:
         self._ask(f"pin {identity}")
         self._line()
 
+    def digests(self) -> None:
+        """Make it one of a source that has digests, which are not asked for here."""
+        self._ask("digests")
+        self._line()
+
     def fetch(self, offset: int, length: int, *, timeout_ms: int = 30_000) -> Answer:
         return self.fetch_many(offset, length, 1, timeout_ms=timeout_ms)[0]
 

@@ -373,6 +373,16 @@ static bool wants_new_login(struct exchange *exchange)
 	return true;
 }
 
+/*
+ * Whether it has answered with everything to a date, which may be its own: Apache does so while a
+ * file is young, Undertow whenever its clock has milliseconds. Without If-Range, the head of a
+ * range says the date.
+ */
+static bool doubts_date(const struct exchange *exchange)
+{
+	return exchange->response.status == 200 && exchange->if_range && *exchange->if_range != '"';
+}
+
 /* To be called when a transfer is over. */
 static enum next conclude(struct exchange *exchange, CURLcode code)
 {
@@ -394,6 +404,10 @@ static enum next conclude(struct exchange *exchange, CURLcode code)
 		}
 		if (wants_new_login(exchange))
 			return NEXT_LOGIN;
+		if (doubts_date(exchange)) {
+			exchange->if_range = NULL;
+			return NEXT_AGAIN;
+		}
 		fail_verdict(exchange);
 		return NEXT_DONE;
 	}

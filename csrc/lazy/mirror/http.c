@@ -5,7 +5,7 @@
  * `"basic_auth_file"` ("user:password"); or `"url_file"`: the URL itself, since a signed one is a
  * secret. remote.h has certificates and proxy.
  *
- * The object's identity is its strong ETag, else Last-Modified.
+ * The object's identity is its ETag and Last-Modified.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -181,11 +181,6 @@ static void http_close(struct mirror *mirror)
 	free(http->basic_auth_file);
 }
 
-static const char *http_validator(const char *identity)
-{
-	return strchr(identity, ' ') + 1;
-}
-
 static char *http_url(const struct mirror *mirror)
 {
 	const struct http_mirror *http = mirror->private;
@@ -196,7 +191,7 @@ static char *http_url(const struct mirror *mirror)
 static const struct object_ops http_object_ops = {
 	.url = http_url,
 	.identity = object_identity,
-	.validator = http_validator,
+	.conditional = true,
 };
 
 static void http_inquire(struct inquiry *inquiry)

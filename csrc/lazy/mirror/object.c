@@ -24,30 +24,26 @@ static bool is_plain(const char *text)
 	return !*text;
 }
 
-/* W/"..." promises equivalent content, not identical bytes (RFC 9110, 8.8.1). */
-const char *object_identity(const struct response *response,
-			    char text[static OBJECT_IDENTITY_BYTES])
+const char *object_identity(const struct response *response, char text[static IDENTITY_BYTES])
 {
-	if (response->etag[0] == '"' && is_plain(response->etag))
-		snprintf(text, OBJECT_IDENTITY_BYTES, "etag %s", response->etag);
-	else if (response->last_modified[0] && is_plain(response->last_modified))
-		snprintf(text, OBJECT_IDENTITY_BYTES, "modified %s", response->last_modified);
-	else
-		return NULL;
-	return text;
-}
+	bool tagged = response->etag[0] && is_plain(response->etag);
+	bool dated = response->last_modified[0] && is_plain(response->last_modified);
 
-static bool is_date(const char *identity)
-{
-	return !strncmp(identity, "modified ", 9);
+	if (!tagged && !dated)
+		return NULL;
+	snprintf(text, IDENTITY_BYTES, "%s%s%s%s%s", tagged ? "etag " : "",
+		 tagged ? response->etag : "", tagged && dated ? " " : "", dated ? "modified " : "",
+		 dated ? response->last_modified : "");
+	return text;
 }
 
 struct object_run {
 	struct exchange exchange;
 	const struct object_ops *ops;
 	struct run *run;
-	char pinned[OBJECT_IDENTITY_BYTES]; /* the identity that was sent as If-Range, or "" */
-	bool another;			    /* the object has another identity */
+	char if_range[IDENTITY_BYTES];
+	bool dated;   /* If-Range was a date */
+	bool another; /* the object has another identity */
 };
 
 static void report(const struct exchange *exchange, struct run *run)
@@ -72,7 +68,7 @@ static bool is_confirmed(const struct object_run *object)
 	const struct exchange *exchange = &object->exchange;
 	const struct response *response = &exchange->response;
 
-	return is_date(object->pinned) && !exchange->result &&
+	return object->dated && exchange->if_range && !exchange->result &&
 	       response->range_total == exchange->wanted.size && response->etag[0] != '"' &&
 	       !response->last_modified[0];
 }
@@ -89,7 +85,7 @@ static bool is_another(const struct object_run *object, const char *pinned, cons
 		return false;
 	if (is_confirmed(object))
 		return false;
-	return pinned && (!identity || strcmp(pinned, identity) != 0);
+	return pinned && (!identity || !identity_is_same(pinned, identity));
 }
 
 static void say_changed(struct run *run, const char *pinned, const char *identity)
@@ -101,8 +97,7 @@ static void say_changed(struct run *run, const char *pinned, const char *identit
 				identity ? identity : "(without identity)", pinned);
 }
 
-static const char *identity_of(const struct object_run *object,
-			       char text[static OBJECT_IDENTITY_BYTES])
+static const char *identity_of(const struct object_run *object, char text[static IDENTITY_BYTES])
 {
 	if (!object->ops->identity)
 		return NULL;
@@ -126,12 +121,14 @@ static void on_accepted(struct exchange *exchange)
 	struct run *run = object->run;
 	/* NB: it may have been pinned after the request was made. */
 	const char *pinned = mirror_object(run->mirror)->identity;
-	char text[OBJECT_IDENTITY_BYTES];
+	char text[IDENTITY_BYTES];
 	const char *identity = identity_of(object, text);
 
 	/* NB: only for what a cache is asked for itself, and not for where it redirects to. */
 	run->node = exchange->asked ? node_of(run, &exchange->response) : 0;
 	object->another = is_another(object, pinned, identity);
+	if (object->dated && !exchange->if_range && !object->another)
+		exchange->remote->doubts_dates = true;
 	if (object->another) {
 		exchange->verdict = (struct response_verdict){ -ESTALE, FETCH_CHANGED };
 	} else if (run->sized && exchange->response.content_length == RESPONSE_UNKNOWN) {
@@ -149,7 +146,7 @@ static void on_done(struct exchange *exchange)
 	struct object_run *object = container_of(exchange, struct object_run, exchange);
 	struct run *run = object->run;
 	const char *pinned = mirror_object(run->mirror)->identity;
-	char text[OBJECT_IDENTITY_BYTES];
+	char text[IDENTITY_BYTES];
 	const char *identity = identity_of(object, text);
 
 	report(exchange, run);
@@ -161,10 +158,29 @@ static void on_done(struct exchange *exchange)
 	run->sink->over(run);
 }
 
+/*
+ * NB: nginx cuts what it is asked for into slices from the first byte of the object on where there
+ * is If-Range, so a site cache would ask for that slice each time. Caches say what they have by
+ * their identity. Nor does what has digests need more than that.
+ */
+static void set_condition(struct object_run *object)
+{
+	struct mirror *mirror = object->run->mirror;
+	const struct remote *remote = mirror->private;
+	const char *pinned = mirror_object(mirror)->identity;
+	enum condition condition;
+
+	if (!pinned || !object->ops->conditional || mirror->via || mirror->source->has_digests)
+		return;
+	condition = identity_condition(pinned, object->if_range);
+	object->dated = condition == CONDITION_DATE && !remote->doubts_dates;
+	if (object->dated || condition == CONDITION_ETAG)
+		object->exchange.if_range = object->if_range;
+}
+
 void object_start(const struct object_ops *ops, struct run *run)
 {
 	struct mirror *mirror = run->mirror;
-	const char *pinned = mirror_object(mirror)->identity;
 	struct object_run *object;
 
 	if (object_front) {
@@ -182,15 +198,7 @@ void object_start(const struct object_ops *ops, struct run *run)
 	object->ops = ops;
 	object->run = run;
 	run->private = object;
-	/*
-	 * NB: nginx cuts what it is asked for into slices from the first byte of the object on where
-	 * there is If-Range, so a site cache would ask for that slice each time. Caches say what
-	 * they have by their identity.
-	 */
-	if (pinned && ops->validator && !mirror->via && strlen(pinned) < sizeof(object->pinned)) {
-		strcpy(object->pinned, pinned);
-		object->exchange.if_range = ops->validator(object->pinned);
-	}
+	set_condition(object);
 	object->exchange.remote = mirror->private;
 	object->exchange.via = mirror->via;
 	object->exchange.without = run->without;
@@ -281,7 +289,7 @@ static void take_answer(const struct object_inquiry *object)
 	}
 	inquiry->found.size = exchange->response.range_total;
 	if (object->ops->identity) {
-		char text[OBJECT_IDENTITY_BYTES];
+		char text[IDENTITY_BYTES];
 		const char *identity = object->ops->identity(&exchange->response, text);
 
 		inquiry->found.identity = identity ? strdup(identity) : NULL;

@@ -6,10 +6,9 @@
 #ifndef LAZY_MIRROR_OBJECT_H
 #define LAZY_MIRROR_OBJECT_H
 
+#include "lazy/identity.h"
 #include "lazy/mirror/response.h"
 #include "lazy/source.h"
-
-enum { OBJECT_IDENTITY_BYTES = 256 };
 
 struct object_ops {
 	char *(*url)(const struct mirror *mirror); /* malloc()ed; NULL: no memory */
@@ -17,19 +16,16 @@ struct object_ops {
 	 * Writes the identity of the object in this response, and returns that, or NULL where it has
 	 * none. The pointer itself may be NULL: the object has always the same.
 	 */
-	const char *(*identity)(const struct response *response,
-				char text[static OBJECT_IDENTITY_BYTES]);
-	/* What to send as If-Range. */
-	const char *(*validator)(const char *identity);
+	const char *(*identity)(const struct response *response, char text[static IDENTITY_BYTES]);
+	bool conditional; /* the identity is sent as If-Range, where it can be */
 	/* Only where mirrors have names: a document's URL, as above, its media types, and its kind
 	 * for hint.h. */
 	char *(*document_url)(const struct mirror *mirror, const char *name);
 	const char *document_types, *document_kind;
 };
 
-/* Writes the strong ETag, else Last-Modified. */
-const char *object_identity(const struct response *response,
-			    char text[static OBJECT_IDENTITY_BYTES]);
+/* Writes ETag and Last-Modified, as identity.h has them. */
+const char *object_identity(const struct response *response, char text[static IDENTITY_BYTES]);
 
 void object_inquire(const struct object_ops *ops, struct inquiry *inquiry);
 /* Fills in the outcome of an inquiry that has failed, printf()-like, and calls done(). */

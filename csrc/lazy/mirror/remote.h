@@ -85,6 +85,9 @@ struct remote {
 	unsigned via_count;
 	bool via_plain; /* credentials may go to caches without TLS */
 
+	/* Its server has answered to its own date as if that was another. For the fetcher's thread. */
+	bool doubts_dates;
+
 	uint32_t number; /* only for the fetch process: what the server calls it */
 	/* The helper's answer that it has had, and that was refused (helper.h). For ops->load(). */
 	uint64_t helper_seen;

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 enum {
-	CHANNEL_VERSION = 4,
+	CHANNEL_VERSION = 5,
 	/* Descriptors of a new process. */
 	CHANNEL_FD = 3,
 	CHANNEL_WINDOWS_FD = 4,
@@ -61,6 +61,7 @@ struct channel_mirror {
 	uint64_t object_bytes;
 	uint32_t number;
 	int32_t origin; /* the number of the mirror that it is a cache for */
+	uint32_t has_digests, unused;
 };
 
 struct channel_start {

@@ -9,13 +9,13 @@
 #include "base/confine_process.h"
 #include "base/relaxed.h"
 #include "lazy/event.h"
+#include "lazy/identity.h"
 #include "lazy/mirror/object.h"
 #include "lazy/mirror/remote.h"
 #include "lazy/process/internal.h"
 #include "lazy/process/login_text.h"
 
 enum {
-	IDENTITY_MAX_BYTES = 256,
 	LOGINS_MAX = 8, /* that are read at a time */
 	PARTS = 8,
 };
@@ -100,7 +100,8 @@ static int tell_mirror(struct front *front, struct mirror *mirror)
 	const struct remote *remote = mirror->private;
 	const char *const texts[] = { mirror->ops->name, mirror->via ?: "", remote->keys, NULL };
 	struct channel_mirror body = { .object_bytes = mirror->source->object_bytes,
-				       .origin = CHANNEL_NO_MIRROR };
+				       .origin = CHANNEL_NO_MIRROR,
+				       .has_digests = mirror->source->has_digests };
 	int err = know(front, mirror);
 
 	if (err || front->known[mirror->known - 1].told)
@@ -240,7 +241,7 @@ bool front_is_plain(const char *text)
 		if ((unsigned char)text[length] < ' ' || text[length] == 127)
 			return false;
 	}
-	return length && length <= IDENTITY_MAX_BYTES;
+	return length && length < IDENTITY_BYTES;
 }
 
 /* These return false where no process of ours would say that. */

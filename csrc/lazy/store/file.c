@@ -248,7 +248,7 @@ static int prepare_all(struct store *store)
 		{ store->writer, &store->same_pin,
 		  "SELECT digest = ?3 FROM pins WHERE source = ?1 AND unit = ?2" },
 		{ store->writer, &store->same_identity,
-		  "SELECT identity = ?3 FROM identities WHERE source = ?1 AND mirror = ?2" },
+		  "SELECT identity FROM identities WHERE source = ?1 AND mirror = ?2" },
 	};
 
 	for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++) {

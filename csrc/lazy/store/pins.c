@@ -6,12 +6,13 @@
 #include <errno.h>
 #include <string.h>
 
+#include "lazy/identity.h"
 #include "lazy/store/internal.h"
 
 struct pin {
 	/*
 	 * The writer's statements: `add` inserts the pin unless there is one; `same` tells whether
-	 * that one is the same.
+	 * that one is the same, or which text it is.
 	 */
 	sqlite3_stmt *add, *same;
 	uint64_t source, number;
@@ -43,14 +44,29 @@ void pin_queue_deinit(struct pin_queue *queue)
 	pthread_mutex_destroy(&queue->lock);
 }
 
-static void bind(sqlite3_stmt *statement, const struct pin *pin)
+static void bind_key(sqlite3_stmt *statement, const struct pin *pin)
 {
 	sqlite3_bind_int64(statement, 1, (sqlite3_int64)pin->source);
 	sqlite3_bind_int64(statement, 2, (sqlite3_int64)pin->number);
+}
+
+static void bind(sqlite3_stmt *statement, const struct pin *pin)
+{
+	bind_key(statement, pin);
 	if (pin->is_text)
 		sqlite3_bind_text(statement, 3, pin->value, (int)pin->bytes, SQLITE_STATIC);
 	else
 		sqlite3_bind_blob(statement, 3, pin->value, (int)pin->bytes, SQLITE_STATIC);
+}
+
+static bool has_found_same(const struct pin *pin)
+{
+	const char *text;
+
+	if (!pin->is_text)
+		return sqlite3_column_int(pin->same, 0);
+	text = (const char *)sqlite3_column_text(pin->same, 0);
+	return text && identity_is_same(store_identity_of(text), pin->value);
 }
 
 /*
@@ -65,10 +81,13 @@ static int put(struct store *store, struct pin *pin)
 	err = sql_do(pin->add);
 	if (err || sqlite3_changes(store->writer))
 		return err;
-	bind(pin->same, pin);
+	if (pin->is_text)
+		bind_key(pin->same, pin);
+	else
+		bind(pin->same, pin);
 	is_same = sql_step(pin->same);
 	if (is_same == 1)
-		pin->result = sqlite3_column_int(pin->same, 0) ? 0 : -ESTALE;
+		pin->result = has_found_same(pin) ? 0 : -ESTALE;
 	sqlite3_reset(pin->same);
 	return is_same == 1 ? 0 : is_same ?: -EUCLEAN;
 }

@@ -11,6 +11,7 @@
 
 #include "base/cleanup.h"
 #include "base/utf8.h"
+#include "lazy/identity.h"
 #include "lazy/keys.h"
 #include "lazy/probe.h"
 #include "server/request/request.h"
@@ -49,7 +50,7 @@ static int ask_mirror(const struct map_request *request, const struct source *so
 		snprintf(text, sizeof(text), "mirror %u (%s) has %llu bytes, the source %llu",
 			 mirror->index, mirror->ops->name, (unsigned long long)probe.size,
 			 (unsigned long long)source->object_bytes);
-	else if (identity && probe.identity && strcmp(identity, probe.identity) != 0 &&
+	else if (identity && probe.identity && !identity_is_same(identity, probe.identity) &&
 		 mirror_is_pinned(&source->mirrors[mirror->index]))
 		snprintf(text, sizeof(text), "mirror %u (%s) has another object: %s, not %s",
 			 mirror->index, mirror->ops->name, probe.identity, identity);

@@ -13,6 +13,8 @@ pytestmark = pytest.mark.usefixtures("carrier")
 SIZE = 8192
 DATA = bytes(range(256)) * 16
 DATE = "Sun, 09 Sep 2001 01:46:40 GMT"
+LATER = "Sun, 09 Sep 2001 01:46:41 GMT"
+RANGE = f"206 Partial Content\nContent-Range: bytes 0-{len(DATA) - 1}/{SIZE}"
 
 
 @pytest.mark.parametrize(
@@ -50,12 +52,152 @@ def test_a_range_need_not_repeat_the_date(
     assert f"\r\nIf-Range: {pinned.split(' ', 1)[1]}\r\n" in server.requests[0]
 
 
+@pytest.mark.parametrize(
+    ("pinned", "said", "failure", "if_range"),
+    [
+        # apache2's weak ones become strong after a second.
+        (f'etag W/"1" modified {DATE}', f'ETag: "1"\nLast-Modified: {DATE}', "", ""),
+        (
+            f'etag W/"1" modified {DATE}',
+            f'ETag: "1"\nLast-Modified: {LATER}',
+            "changed",
+            "",
+        ),
+        ('etag W/"1"', 'ETag: "1"', "changed", ""),
+        # Those of express and http-server have milliseconds, which dates have not.
+        (
+            f'etag W/"1" modified {DATE}',
+            f'ETag: W/"2"\nLast-Modified: {DATE}',
+            "changed",
+            "",
+        ),
+        ('etag W/"1"', 'ETag: W/"1"', "", ""),
+        (
+            f'etag W/"1" modified {DATE}',
+            f'ETag: W/"1"\nLast-Modified: {LATER}',
+            "changed",
+            "",
+        ),
+        # nginx: `etag off` becomes `on`, and the other way round.
+        (f"modified {DATE}", f'ETag: "1"\nLast-Modified: {DATE}', "", DATE),
+        (f"modified {DATE}", f'ETag: W/"1"\nLast-Modified: {DATE}', "", DATE),
+        (f'etag "1" modified {DATE}', f"Last-Modified: {DATE}", "", '"1"'),
+        (f'etag "1" modified {DATE}', f"Last-Modified: {LATER}", "changed", '"1"'),
+        # webrick's have no quotes, and as If-Range get 304.
+        ("etag 1-2-3", "ETag: 1-2-3", "", ""),
+        ("etag 1-2-3", "ETag: 1-2-4", "changed", ""),
+        ('etag "1', 'ETag: "1"', "changed", ""),
+        ('etag "1" "2"', 'ETag: "1" "2"', "", ""),
+        # Replicas have the same object, and each has its own date.
+        ('etag "1"', f'ETag: "1"\nLast-Modified: {DATE}', "", '"1"'),
+        (
+            f'etag "1" modified {DATE}',
+            f'ETag: "1"\nLast-Modified: {LATER}',
+            "",
+            '"1"',
+        ),
+        ('etag " modified "', 'ETag: " modified "', "", ""),
+    ],
+)
+def test_compares_like_with_like(
+    sanitized_build: Path,
+    tmp_path: Path,
+    pinned: str,
+    said: str,
+    failure: str,
+    if_range: str,
+) -> None:
+    with scripted_server(lambda _: response(f"{RANGE}\n{said}", DATA)) as server:
+        keys = {"kind": "http", "url": server.url()}
+        with mirror_shell(sanitized_build, tmp_path, keys, size=SIZE) as mirror:
+            mirror.pin(pinned)
+            answer = mirror.fetch(0, len(DATA))
+    assert (answer.failure, answer.data) == (failure, None if failure else DATA)
+    sent = [x[10:] for x in server.requests[0].split("\r\n") if x[:10] == "If-Range: "]
+    assert sent == [if_range] * bool(if_range)
+
+
+@pytest.mark.parametrize(
+    ("said", "identity"),
+    [
+        ('ETag: "1"', 'etag "1"'),
+        (f'ETag: W/"1"\nLast-Modified: {DATE}', f'etag W/"1" modified {DATE}'),
+        ("ETag: 1-2-3", "etag 1-2-3"),
+        (f"Last-Modified: {DATE}", f"modified {DATE}"),
+        (f'ETag: "{"x" * 190}"\nLast-Modified: {DATE}', f'etag "{"x" * 190}"'),
+        ("ETag: ", None),
+    ],
+)
+def test_knows_it_by_all_that_is_said(
+    sanitized_build: Path, tmp_path: Path, said: str, identity: str | None
+) -> None:
+    with scripted_server(lambda _: response(f"{RANGE}\n{said}", DATA)) as server:
+        keys = {"kind": "http", "url": server.url()}
+        with mirror_shell(sanitized_build, tmp_path, keys, size=SIZE) as mirror:
+            found = mirror.fetch(0, len(DATA)).identity
+            assert (found or "").startswith(identity or "")
+            assert (found is None) == (identity is None)
+            if found:
+                mirror.pin(found)
+                assert mirror.fetch(0, len(DATA)).data == DATA
+
+
+@pytest.mark.parametrize("date", [DATE, LATER, ""])
+def test_a_server_that_takes_its_own_date_for_another(
+    sanitized_build: Path, tmp_path: Path, date: str
+) -> None:
+    """As apache2 with `FileETag None` does until a file is a minute old, and Undertow,
+    whose dates have milliseconds: they answer with everything."""
+    said = f"\nLast-Modified: {date}" if date else ""
+    everything = response(f"200 OK\nLast-Modified: {DATE}", bytes(SIZE))
+    a_range = response(f"{RANGE}{said}", DATA)
+
+    with scripted_server(
+        lambda request: everything if "If-Range" in request else a_range
+    ) as server:
+        keys = {"kind": "http", "url": server.url()}
+        with mirror_shell(sanitized_build, tmp_path, keys, size=SIZE) as mirror:
+            mirror.pin(f"modified {DATE}")
+            answers = [mirror.fetch(0, len(DATA)) for _ in range(3)]
+    same = date == DATE
+    assert {x.failure for x in answers} == {"" if same else "changed"}
+    assert {x.data for x in answers} == {DATA if same else None}
+    asked = ["If-Range" in request for request in server.requests]
+    assert asked == ([True, *[False] * 3] if same else [True, False] * 3)
+
+
+def test_a_changed_object_is_not_asked_for_twice(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """An ETag is what the server says, and has no seconds."""
+    another = response('200 OK\nETag: "2"', bytes(SIZE))
+    with scripted_server(lambda _: another) as server:
+        keys = {"kind": "http", "url": server.url()}
+        with mirror_shell(sanitized_build, tmp_path, keys, size=SIZE) as mirror:
+            mirror.pin('etag "1"')
+            assert mirror.fetch(0, len(DATA)).failure == "changed"
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("pinned", [f"modified {DATE}", 'etag "1"'])
+def test_what_has_digests_is_asked_for_without_a_condition(
+    sanitized_build: Path, tmp_path: Path, pinned: str
+) -> None:
+    said = f'{RANGE}\nETag: "1"\nLast-Modified: {DATE}'
+    with scripted_server(lambda _: response(said, DATA)) as server:
+        keys = {"kind": "http", "url": server.url()}
+        with mirror_shell(sanitized_build, tmp_path, keys, size=SIZE) as mirror:
+            mirror.digests()
+            mirror.pin(pinned)
+            assert mirror.fetch(0, len(DATA)).data == DATA
+    assert "If-Range" not in server.requests[0]
+
+
 def test_a_date_that_was_not_sent_has_to_be_repeated(
     sanitized_build: Path, tmp_path: Path
 ) -> None:
     """Requests to stores of S3 have no If-Range."""
-    head = f"206 Partial Content\nContent-Range: bytes 0-4095/{SIZE}"
-    with scripted_server(lambda _: response(head, DATA)) as server:
+    with scripted_server(lambda _: response(RANGE, DATA)) as server:
         keys = {"kind": "s3", "bucket": "bucket", "key": "key", "anonymous": True}
         keys["endpoint"] = f"http://127.0.0.1:{server.port}"
         with mirror_shell(sanitized_build, tmp_path, keys, size=SIZE) as mirror:
