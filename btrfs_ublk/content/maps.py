@@ -59,7 +59,7 @@ class Addition:
 @dataclass(frozen=True)
 class Added:
     """A mapping that was added: its offset, whether it existed already, and its
-    length."""
+    length, which is 0 where the source is empty: nothing is mapped then."""
 
     offset: int
     existed: bool

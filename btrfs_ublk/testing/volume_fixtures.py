@@ -100,8 +100,11 @@ def _add_files(made: Volume, files: Mapping[str, str]) -> None:
     sources = [{"kind": "http", "url": url} for url in files.values()]
     rows = [Addition(source=number) for number in range(len(sources))]
     for name, added in zip(files, made.server.map_add(sources, rows), strict=True):
-        source = made.server.map().show(offset=added.offset)["source"]
-        made.clone(name, offset=added.offset, size_bytes=source["size"])
+        size_bytes = 0
+        if added.length:  # it may be less than a block less
+            source = made.server.map().show(offset=added.offset)["source"]
+            size_bytes = source["size"]
+        made.clone(name, offset=added.offset, size_bytes=size_bytes)
 
 
 (

@@ -148,7 +148,7 @@ def _map(
         names=names,
     )
     places = {
-        entry.path: (source, where.offset)
+        entry.path: (source, where.offset if where.length else None)
         for entry, source, where in zip(fetched, sources, added, strict=True)
     }
 

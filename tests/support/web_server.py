@@ -51,6 +51,9 @@ http {{
             alias {root}/files/; etag off; add_header Last-Modified "";
         }}
         location /coded/ {{ alias {root}/files/; add_header Content-Encoding gzip; }}
+        location /coded-whole/ {{
+            alias {root}/files/; max_ranges 0; add_header Content-Encoding gzip;
+        }}
         location /slow/ {{ alias {root}/files/; limit_rate 2k; }}
         location /basic/ {{
             alias {root}/files/;

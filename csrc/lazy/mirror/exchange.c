@@ -99,6 +99,12 @@ static bool make_text_room(struct exchange *exchange)
 	return true;
 }
 
+/* What comes behind the beginning is thrown away. */
+static bool has_enough(const struct exchange *exchange)
+{
+	return exchange->wanted.begins && exchange->received == exchange->wanted.length;
+}
+
 static int text_space(struct exchange *exchange, struct iovec *parts)
 {
 	if (!make_text_room(exchange))
@@ -135,6 +141,8 @@ static int on_space(struct carriage *carriage, struct iovec *parts, int room)
 		return refusal_space(exchange, parts);
 	if (!exchange->wanted.length)
 		return text_space(exchange, parts);
+	if (has_enough(exchange))
+		return CARRIER_UNWANTED;
 	exchange->too_long = exchange->received == exchange->wanted.length;
 	if (exchange->too_long)
 		return 0;
@@ -389,7 +397,9 @@ static enum next conclude(struct exchange *exchange, CURLcode code)
 	/* on_space() has stopped it, for a reason that is more precise than libcurl's. */
 	bool refused = exchange->judged && exchange->verdict.err;
 
-	if (code != CURLE_OK && !(code == CURLE_WRITE_ERROR && refused)) {
+	if (code == CURLE_WRITE_ERROR && (refused || has_enough(exchange)))
+		code = CURLE_OK;
+	if (code != CURLE_OK) {
 		fail_transfer(exchange, code);
 		return NEXT_DONE;
 	}

@@ -75,8 +75,6 @@ static bool is_unknown_issuer(const struct failed_request *failed)
 
 const char *hint_for_request(const struct failed_request *failed)
 {
-	if (failed->empty)
-		return "a file without content needs no source: make it in the volume";
 	if (is_unknown_issuer(failed))
 		return "if it is the right server, name its certificate, or that of who signed it, as "
 		       "\"ca_file\" (PEM)";
@@ -86,6 +84,8 @@ const char *hint_for_request(const struct failed_request *failed)
 	}
 	if (failed->code != CURLE_OK)
 		return NULL;
+	if (failed->coded && failed->status < 300)
+		return "the server, or a proxy, compresses what it sends: turn that off for this path";
 	for (size_t i = 0; i < sizeof(of_status) / sizeof(*of_status); i++) {
 		if ((!of_status[i].kind || !strcmp(of_status[i].kind, failed->kind)) &&
 		    failed->status >= of_status[i].first && failed->status <= of_status[i].last)

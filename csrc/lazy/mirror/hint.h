@@ -15,7 +15,7 @@ struct failed_request {
 	CURLcode code;	  /* CURLE_OK: there was a response */
 	long verify;	  /* CURLINFO_SSL_VERIFYRESULT */
 	unsigned status;  /* HTTP; 0: there was no response */
-	bool empty;	  /* the object has no bytes */
+	bool coded;	  /* the response has a Content-Encoding */
 };
 
 /* Returns NULL when no hint fits. */

@@ -266,7 +266,7 @@ static void add_hint(const struct object_inquiry *object, struct error *error)
 		.code = exchange->code,
 		.verify = exchange->verify,
 		.status = exchange->response.status,
-		.empty = response_is_empty(&exchange->response),
+		.coded = exchange->response.encoding[0],
 	};
 	const char *hint = hint_for_request(&failed);
 
@@ -281,13 +281,15 @@ static void take_answer(const struct object_inquiry *object)
 	const struct exchange *exchange = &object->exchange;
 	struct inquiry *inquiry = object->inquiry;
 
-	if (exchange->response.range_total == RESPONSE_UNKNOWN) {
+	if (response_is_empty(&exchange->response))
+		return;
+	if (response_size(&exchange->response) == RESPONSE_UNKNOWN) {
 		error_set_hint(&inquiry->error, "give its \"size\"");
 		inquiry->result = error_set(&inquiry->error, -EPROTO,
 					    "the server does not say the object's size");
 		return;
 	}
-	inquiry->found.size = exchange->response.range_total;
+	inquiry->found.size = response_size(&exchange->response);
 	if (object->ops->identity) {
 		char text[IDENTITY_BYTES];
 		const char *identity = object->ops->identity(&exchange->response, text);
@@ -296,12 +298,79 @@ static void take_answer(const struct object_inquiry *object)
 	}
 }
 
+/* A range of nothing may be refused without a word of the size. */
+static bool has_no_first_byte(const struct object_inquiry *object)
+{
+	const struct exchange *exchange = &object->exchange;
+	unsigned status = exchange->response.status;
+
+	return exchange->result && !object->inquiry->name && (status == 416 || status == 400) &&
+	       exchange->response.range_total == RESPONSE_UNKNOWN;
+}
+
+/* NB: s3rver announces a byte of an empty object, and sends none. */
+static bool is_answered(const struct object_inquiry *object)
+{
+	const struct exchange *exchange = &object->exchange;
+
+	if (object->inquiry->name || !exchange->response.complete || exchange->result == -ECANCELED)
+		return !exchange->result;
+	return !exchange->result || response_is_empty(&exchange->response);
+}
+
+static void set_exchange(struct object_inquiry *object, void (*done)(struct exchange *exchange))
+{
+	const struct inquiry *inquiry = object->inquiry;
+	struct mirror *mirror = inquiry->mirror;
+
+	object->exchange = (struct exchange){
+		.url = inquiry->name ? object->ops->document_url(mirror, inquiry->name) :
+				       object->ops->url(mirror),
+		.remote = mirror->private,
+		.fetcher = inquiry->fetcher,
+		.deadline_ns = inquiry->deadline_ns,
+		.keeps_remote = true,
+		.done = done,
+	};
+}
+
+static void end_inquiry(struct object_inquiry *object)
+{
+	struct inquiry *inquiry = object->inquiry;
+
+	exchange_clear(&object->exchange);
+	free(object);
+	inquiry->done(inquiry);
+}
+
+static void on_all(struct exchange *exchange)
+{
+	struct object_inquiry *object = container_of(exchange, struct object_inquiry, exchange);
+
+	if (!exchange->result && !exchange->text_length) {
+		object->inquiry->result = 0;
+		object->inquiry->error = (struct error){};
+	}
+	end_inquiry(object);
+}
+
+/* Asks without a range whether there is anything; else the first answer counts. */
+static void ask_for_all(struct object_inquiry *object)
+{
+	exchange_clear(&object->exchange);
+	set_exchange(object, on_all);
+	if (object->exchange.url)
+		exchange_start(&object->exchange);
+	else
+		end_inquiry(object);
+}
+
 static void on_inquired(struct exchange *exchange)
 {
 	struct object_inquiry *object = container_of(exchange, struct object_inquiry, exchange);
 	struct inquiry *inquiry = object->inquiry;
 
-	inquiry->result = exchange->result;
+	inquiry->result = is_answered(object) ? 0 : exchange->result;
 	if (inquiry->result) {
 		error_set_text(&inquiry->error, "%s", exchange->error.text);
 		add_hint(object, &inquiry->error);
@@ -311,18 +380,18 @@ static void on_inquired(struct exchange *exchange)
 	} else {
 		take_answer(object);
 	}
-	exchange_clear(exchange);
-	free(object);
-	inquiry->done(inquiry);
+	if (has_no_first_byte(object))
+		ask_for_all(object);
+	else
+		end_inquiry(object);
 }
 
 /*
  * Asks for a range of one byte instead of HEAD: signed URLs are for GET, and only that shows that
- * ranges work.
+ * ranges work. Some take its end, 0, for none, and send everything, of which one byte is taken.
  */
 void object_inquire(const struct object_ops *ops, struct inquiry *inquiry)
 {
-	struct mirror *mirror = inquiry->mirror;
 	struct object_inquiry *object;
 
 	if (object_front) {
@@ -330,27 +399,25 @@ void object_inquire(const struct object_ops *ops, struct inquiry *inquiry)
 		return;
 	}
 	object = calloc(1, sizeof(*object));
-	if (object)
-		object->exchange.url = inquiry->name ? ops->document_url(mirror, inquiry->name) :
-						       ops->url(mirror);
+	if (object) {
+		object->ops = ops;
+		object->inquiry = inquiry;
+		set_exchange(object, on_inquired);
+	}
 	if (!object || !object->exchange.url) {
 		free(object);
 		inquiry_failed(inquiry, -ENOMEM, "no memory for a request");
 		return;
 	}
-	object->ops = ops;
-	object->inquiry = inquiry;
-	object->exchange.remote = mirror->private;
-	object->exchange.fetcher = inquiry->fetcher;
 	if (inquiry->name) {
 		object->exchange.accept = ops->document_types;
 	} else {
-		object->exchange.wanted =
-			(struct wanted_range){ .length = 1, .size = RESPONSE_UNKNOWN };
+		object->exchange.wanted = (struct wanted_range){
+			.length = 1,
+			.size = RESPONSE_UNKNOWN,
+			.begins = true,
+		};
 		object->exchange.data = &object->byte;
 	}
-	object->exchange.deadline_ns = inquiry->deadline_ns;
-	object->exchange.keeps_remote = true;
-	object->exchange.done = on_inquired;
 	exchange_start(&object->exchange);
 }

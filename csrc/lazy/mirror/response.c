@@ -65,12 +65,22 @@ static bool parse_no_range(const char *text, uint64_t *total)
 	return text && !*text;
 }
 
+static bool is_of_nothing(const char *text)
+{
+	const char *total = strchr(text, '/');
+
+	return !strncasecmp(text, "bytes ", 6) && total && !strcmp(total, "/0");
+}
+
 static void take_range(struct response *response, const char *value)
 {
 	uint64_t first, last, total;
 
 	if (response->status == 416 && parse_no_range(value, &response->range_total))
 		return;
+	/* "bytes 0--1/0" or "bytes 0-0/0", in the place of 416. */
+	if (response->status == 206 && is_of_nothing(value))
+		response->range_total = 0;
 	if (!parse_range(value, &first, &last, &total) ||
 	    (response->has_range &&
 	     (first != response->range_first || last != response->range_last ||
@@ -231,14 +241,16 @@ struct response_verdict response_judge_status(unsigned status, struct error *err
 static struct response_verdict judge_range(const struct response *response,
 					   const struct wanted_range *wanted, struct error *error)
 {
+	uint64_t last = wanted->offset + wanted->length - 1;
+	uint64_t length = response->range_last - response->range_first + 1;
+
 	if (response->range_first != wanted->offset ||
-	    response->range_last != wanted->offset + wanted->length - 1) {
+	    (wanted->begins ? response->range_last < last : response->range_last != last)) {
 		error_set_text(error,
 			       "answers with bytes %llu to %llu where %llu to %llu were asked for",
 			       (unsigned long long)response->range_first,
 			       (unsigned long long)response->range_last,
-			       (unsigned long long)wanted->offset,
-			       (unsigned long long)wanted->offset + wanted->length - 1);
+			       (unsigned long long)wanted->offset, (unsigned long long)last);
 		return wrong();
 	}
 	if (wanted->size != RESPONSE_UNKNOWN && response->range_total != RESPONSE_UNKNOWN &&
@@ -248,10 +260,10 @@ static struct response_verdict judge_range(const struct response *response,
 			       (unsigned long long)wanted->size);
 		return changed();
 	}
-	if (response->content_length != RESPONSE_UNKNOWN &&
-	    response->content_length != wanted->length) {
-		error_set_text(error, "announces %llu bytes for a range of %u",
-			       (unsigned long long)response->content_length, wanted->length);
+	if (response->content_length != RESPONSE_UNKNOWN && response->content_length != length) {
+		error_set_text(error, "announces %llu bytes for a range of %llu",
+			       (unsigned long long)response->content_length,
+			       (unsigned long long)length);
 		return wrong();
 	}
 	return (struct response_verdict){};
@@ -259,15 +271,39 @@ static struct response_verdict judge_range(const struct response *response,
 
 bool response_is_empty(const struct response *response)
 {
-	return (response->status == 200 && !response->content_length) ||
-	       (response->status == 416 && !response->range_total);
+	if (response->status == 200)
+		return !response->content_length && !response->encoding[0];
+	return (response->status == 206 || response->status == 416) && !response->range_total;
+}
+
+uint64_t response_size(const struct response *response)
+{
+	return response->status == 200 ? response->content_length : response->range_total;
+}
+
+/* Some servers answer so to a range that is all there is, as RFC 9110 allows (14.2). */
+static bool is_whole(const struct response *response, const struct wanted_range *wanted)
+{
+	return response->status == 200 && !wanted->offset &&
+	       response->content_length == wanted->length &&
+	       (wanted->size == RESPONSE_UNKNOWN || wanted->size == wanted->length);
 }
 
 struct response_verdict response_judge(const struct response *response,
 				       const struct wanted_range *wanted, struct error *error)
 {
-	if (response_is_empty(response))
+	if (response_is_empty(response)) {
 		error_set_text(error, "the object is empty (0 bytes)");
+		/* NB: who has nothing may be somebody on the way. */
+		return response->status == 200 ? wrong() : changed();
+	}
+	if ((response->status == 200 || response->status == 206) && response->encoding[0]) {
+		error_set_text(error, "answers in the coding '%s', which was not asked for",
+			       response->encoding);
+		return wrong();
+	}
+	if (is_whole(response, wanted))
+		return (struct response_verdict){};
 	if (response->status == 200) {
 		error_set_text(
 			error,
@@ -283,11 +319,6 @@ struct response_verdict response_judge(const struct response *response,
 		return response_judge_status(response->status, error);
 	if (response->multipart) {
 		error_set_text(error, "answers with several parts (multipart/byteranges)");
-		return wrong();
-	}
-	if (response->encoding[0]) {
-		error_set_text(error, "answers in the coding '%s', which was not asked for",
-			       response->encoding);
 		return wrong();
 	}
 	if (response->wrong_range || !response->has_range) {

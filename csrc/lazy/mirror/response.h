@@ -41,6 +41,7 @@ struct wanted_range {
 	uint64_t offset; /* bytes */
 	uint32_t length; /* bytes */
 	uint64_t size;	 /* of the whole object; RESPONSE_UNKNOWN: any */
+	bool begins;	 /* a range that goes on behind it is as good */
 };
 
 /* Why a response is refused. The text of `error` follows "HOST: ". */
@@ -49,8 +50,10 @@ struct response_verdict {
 	enum fetch_failure failure;
 };
 
-/* Whether it says that the object is empty, or has no first byte. */
+/* Whether it says that the object has no bytes, in one of the ways of servers. */
 bool response_is_empty(const struct response *response);
+/* Returns the object's size, or RESPONSE_UNKNOWN. Only of a response that is accepted. */
+uint64_t response_size(const struct response *response);
 
 struct response_verdict response_judge(const struct response *response,
 				       const struct wanted_range *wanted, struct error *error);

@@ -125,6 +125,8 @@ static int check_addition(const struct request *request, struct store_addition *
 	if (addition->source >= request->source_count)
 		return error_set(error, -EINVAL, "source %u is not among the %zu sources",
 				 addition->source, request->source_count);
+	if (request->sources[addition->source].is_empty)
+		return error_set(error, -EINVAL, "the source is empty (0 bytes)");
 	if (addition->length == STORE_REST && take_rest(request, addition))
 		return -EINVAL;
 	if (!addition->length)
@@ -309,10 +311,26 @@ static int store_source_of(struct request *request, const struct store_addition 
 				   made->id);
 }
 
+/* Where nothing is mapped, there is only its length to answer with. */
+static bool is_of_nothing(const struct request *request, struct store_addition *addition)
+{
+	if (addition->source >= request->source_count ||
+	    !request->sources[addition->source].is_empty || addition->length != STORE_REST ||
+	    addition->source_offset)
+		return false;
+	addition->offset = addition->offset == STORE_ANYWHERE ? 0 : addition->offset;
+	addition->length = 0;
+	return true;
+}
+
 static int add_one(struct request *request, struct store_addition *addition)
 {
 	struct source *source;
-	int err = check_addition(request, addition);
+	int err;
+
+	if (is_of_nothing(request, addition))
+		return 0;
+	err = check_addition(request, addition);
 
 	if (!err)
 		err = store_source_of(request, addition, &source);

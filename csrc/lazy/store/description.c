@@ -203,15 +203,29 @@ static int init(struct store *store, struct new_source *made, struct error *erro
 	return err;
 }
 
+static int refuse_digests_of_nothing(const struct new_source *made, struct error *error)
+{
+	static const char *const keys[] = { "digests", "root", "codec" };
+
+	for (size_t i = 0; i < sizeof(keys) / sizeof(*keys); i++) {
+		if (json_object_get(made->text, keys[i]))
+			return error_set(error, -EINVAL,
+					 "the object is empty (0 bytes), and has \"%s\"", keys[i]);
+	}
+	return 0;
+}
+
 /* It was parsed for its mirrors only; parse it again now that the size is known. */
 int new_source_take_size(struct new_source *made, struct error *error)
 {
 	uint64_t size = made->size;
 	int err;
 
-	if (!size || size > INT64_MAX)
-		return error_set(error, -EINVAL, "the source has %" PRIu64 " bytes%s", size,
-				 size ? "" : ": a file without content needs none");
+	made->is_empty = !size;
+	if (made->is_empty)
+		return refuse_digests_of_nothing(made, error);
+	if (size > INT64_MAX)
+		return error_set(error, -EINVAL, "the source has %" PRIu64 " bytes", size);
 	source_free(made->source);
 	made->source = NULL;
 	if (json_object_set_new(made->text, "size", json_integer((json_int_t)size)))

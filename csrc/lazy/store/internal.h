@@ -124,6 +124,7 @@ struct new_source {
 	struct digest_list list;
 	bool size_is_wanted; /* the size must be asked for; call new_source_take_size() then */
 	uint64_t size;	     /* the answer */
+	bool is_empty;	     /* the answer was 0: there is nothing to map */
 	unsigned probed;     /* the mirror that gave it */
 	/* The index that came with it, of its codec; see indexes.c. */
 	uint8_t *index_file;

@@ -54,6 +54,11 @@ _RANGE = "206 Partial Content\nContent-Range: bytes 0-99/1048576"
             "multipart",
         ),
         (response(f"{_RANGE}\nContent-Encoding: br", b"x" * 100), "wrong", "'br'"),
+        # nginx, gzip_static: a file of its own, whole.
+        (response("200 OK\nContent-Encoding: gzip", b"x" * 100), "wrong", "'gzip'"),
+        (response("200 OK", b"x" * 99), "wrong", "HTTP status 200"),
+        (response("200 OK"), "wrong", "is empty (0 bytes)"),
+        (response("206 P\nContent-Range: bytes 0--1/0"), "changed", "is empty"),
         (response("416 No\nContent-Range: bytes */50"), "changed", "ends before"),
         (response("204 Nothing"), "wrong", "status 204"),
         (response("302 Found"), "wrong", "without saying where"),
@@ -101,3 +106,90 @@ def test_takes_a_chunked_range_of_an_object_of_unknown_size(
         with mirror_shell(sanitized_build, tmp_path, keys, size=SIZE) as mirror:
             assert mirror.fetch(0, 10).data == b"0123456789"
             assert "does not say the object's size" in mirror.probe()["text"]
+
+
+@pytest.mark.parametrize("size", [1, 3000, 100_000])
+def test_a_range_that_is_all_may_be_answered_with_all(
+    sanitized_build: Path, tmp_path: Path, size: int
+) -> None:
+    """As merecat 2.32 does."""
+    data = bytes(i % 251 for i in range(size))
+
+    def answer(request: str) -> bytes:
+        if f"bytes=0-{size - 1}\r" in request:
+            return response('200 OK\nETag: "1"', data)
+        return response(f'206 P\nETag: "1"\nContent-Range: bytes 0-0/{size}', data[:1])
+
+    with scripted_server(answer) as server:
+        keys = {"kind": "http", "url": server.url()}
+        with mirror_shell(sanitized_build, tmp_path, keys, size=size) as mirror:
+            assert mirror.probe()["size"] == size
+            assert mirror.fetch(0, size).data == data
+            mirror.pin('etag "2"')
+            assert mirror.fetch(0, size).failure == "changed"
+        with mirror_shell(sanitized_build, tmp_path, keys, size=size + 4096) as mirror:
+            assert mirror.fetch(0, size).failure in ("wrong", "changed")
+
+
+@pytest.mark.parametrize("size", [10, 60_000, 300_000])
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_probe_may_get_everything(
+    sanitized_build: Path, tmp_path: Path, size: int, announced: bool
+) -> None:
+    """busybox, sirv and s3rver take the end of `bytes=0-0` for none."""
+    head = f'206 P\nETag: "1"\nContent-Range: bytes 0-{size - 1}/{size}'
+    chunk = f"HTTP/1.1 {head}\r\nTransfer-Encoding: chunked\r\n\r\n{size:x}\r\n"
+    chunked = [chunk.replace("\nE", "\r\nE").replace("\nC", "\r\nC").encode()]
+    chunked += [bytes(size), b"\r\n0\r\n\r\n"]
+    with scripted_server(
+        lambda _: response(head, bytes(size)) if announced else chunked
+    ) as server:
+        keys = {"kind": "http", "url": server.url()}
+        with mirror_shell(sanitized_build, tmp_path, keys, size=size) as mirror:
+            probed = mirror.probe()
+            assert probed == {"result": 0, "size": size, "identity": 'etag "1"'}
+            # A read has what it asked for, and nothing more.
+            assert mirror.fetch(0, 5).failure == "wrong"
+
+
+#: How servers answer to `bytes=0-0` of an object without bytes.
+_EMPTY = {
+    "nginx": response("200 OK"),
+    "caddy": response("416 No\nContent-Range: bytes */0"),
+    "S3Mock": response("206 P\nContent-Range: bytes 0--1/0"),
+    # It announces a byte, and sends none.
+    "s3rver": response("206 P\nContent-Range: bytes 0-0/0", length=1),
+    "webfs": response("400 Bad Request", b"<html>"),
+    "versitygw": response("416 No", b"<Error><Code>InvalidRange</Code></Error>"),
+}
+
+
+@pytest.mark.parametrize("server_name", _EMPTY)
+def test_an_empty_object_has_no_bytes(
+    sanitized_build: Path, tmp_path: Path, server_name: str
+) -> None:
+    def answer(request: str) -> bytes:
+        return _EMPTY[server_name] if "Range: " in request else response("200 OK")
+
+    with scripted_server(answer) as server:
+        keys = {"kind": "http", "url": server.url()}
+        with mirror_shell(sanitized_build, tmp_path, keys, size=SIZE) as mirror:
+            assert mirror.probe() == {"result": 0, "size": 0, "identity": None}
+
+
+@pytest.mark.parametrize("name", ["webfs", "versitygw"])
+@pytest.mark.parametrize(
+    "all_of_it", [response("200 OK", b"x" * 400_000), response("403 No"), b""]
+)
+def test_a_range_that_is_refused_is_no_empty_object(
+    sanitized_build: Path, tmp_path: Path, name: str, all_of_it: bytes
+) -> None:
+    refused = _EMPTY[name]
+    with scripted_server(
+        lambda request: refused if "Range: " in request else all_of_it
+    ) as server:
+        keys = {"kind": "http", "url": server.url()}
+        with mirror_shell(sanitized_build, tmp_path, keys, size=SIZE) as mirror:
+            said = mirror.probe()
+    assert said["result"] < 0
+    assert ("400" if name == "webfs" else "ends before byte 1") in said["text"]

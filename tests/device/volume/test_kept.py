@@ -16,6 +16,7 @@ from support.device_support import kill_server, kill_supervisor
 from support.logged_disk import MAKE, mounted_disk
 from support.needs import Need
 from support.volume_support import CONTENT_BYTES, NAME, Place
+from support.scripted_server import response, scripted_server
 
 from btrfs_ublk.base.capabilities import FUSE, UBLK
 from btrfs_ublk.base.ledger import boot_id
@@ -159,6 +160,28 @@ def test_an_empty_file(place: Place) -> None:
             up_volume(NAME, place.definition(files=(other,)), base=place.base)
     with kept_volume(NAME, definition, base=place.base):
         assert (place.target / "dir/nothing").read_text() == "written"
+
+
+@fuse_only
+def test_an_empty_object_is_an_empty_file(place: Place) -> None:
+    """Of a server, and on this machine: it is asked for once."""
+    (place.root / "void").touch()
+    with scripted_server(
+        lambda _: response("416 No\nContent-Range: bytes */0")
+    ) as server:
+        void = VolumeFile.parse(f"dir/void={place.root / 'void'}")
+        files = (*place.definition("one").files, void)
+        files += (VolumeFile.parse(f"nothing={server.url()}"),)
+        definition = place.definition(files=files)
+        with kept_volume(NAME, definition, base=place.base) as found:
+            assert [x.size_bytes for x in found.files] == [CONTENT_BYTES, 0, 0]
+            assert place.matches("one")
+            (place.target / "nothing").write_text("written")
+        assert len(server.requests) == 1
+        with kept_volume(NAME, definition, base=place.base):
+            assert (place.target / "nothing").read_text() == "written"
+            assert (place.target / "dir/void").read_bytes() == b""
+        assert len(server.requests) == 1
 
 
 @fuse_only
