@@ -96,10 +96,11 @@ class Mapping:
 @dataclass(frozen=True)
 class Problem:
     """A problem that verify() has found. ``source`` is None if it concerns the map
-    itself."""
+    itself; ``hint`` says what to do, where that is known."""
 
     text: str
     source: int | None = None
+    hint: str | None = None
 
 
 @dataclass

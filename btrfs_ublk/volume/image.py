@@ -345,9 +345,31 @@ def map_image(volume: VolumeDirectory) -> None:
             additions,
             names=[f"the data of {image['name']}"] * len(sources),
         )
+    if volume.fsid() is None:
+        _read_first(client, image)
     # What is in the cache is passed over, so each `up` may begin with it.
     if first_bytes:
         client.prefetch(end=first_bytes)
+
+
+def _read_first(client: content.MapClient, image: dict[str, Any]) -> None:
+    """Read the first data of an image in a bucket or behind a web server. Raises
+    BtrfsUblkError when they cannot be had: metadata are asked for by others than data,
+    by other keys, and not in ranges. What has come up once needs none of that."""
+    source = _any_source(image)
+    if source is None or source["kind"] not in ("http", "s3"):
+        return
+    start = 0 if image["source"] else int(image["sources"][0]["offset"])
+    with step("read the first data"):
+        if not client.drain(start=start, end=start + BLOCK_BYTES).failed_units:
+            return
+        # A slow answer is none that a volume cannot live with.
+        problem = next(client.verify(ask_mirrors=True), None)
+    if problem is not None:
+        raise BtrfsUblkError(
+            f"the data of {image['name']} cannot be read: {problem.text}",
+            hint=problem.hint,
+        )
 
 
 def check_seed_of_image(volume: VolumeDirectory, target: Path) -> None:

@@ -2,8 +2,8 @@
 /*
  * map-verify checks whether the file is intact and its digests match their roots, and with `"ask":
  * true` whether each mirror still has the object, by its size and identity. It begins with source
- * `"source"` (only the first page checks the file), and returns a page at a time: `"problems"`, and
- * `"next"`, or null.
+ * `"source"` (only the first page checks the file), and returns a page at a time: `"problems"`, each
+ * with `"text"` and perhaps `"source"` and `"hint"`, and `"next"`, or null.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -18,11 +18,13 @@
 
 enum { PROBE_MS = 10 * 1000 };
 
-static int add_problem(const struct map_request *request, uint64_t source, const char *text)
+static int add_problem(const struct map_request *request, uint64_t source, const char *text,
+		       const char *hint)
 {
 	json_t *problem = json_pack("{s:o}", "text", utf8_json(text));
 
-	if (source && json_object_set_new(problem, "source", json_integer((json_int_t)source))) {
+	if ((source && json_object_set_new(problem, "source", json_integer((json_int_t)source))) ||
+	    (*hint && json_object_set_new(problem, "hint", utf8_json(hint)))) {
 		json_decref(problem);
 		return -ENOMEM;
 	}
@@ -57,7 +59,7 @@ static int ask_mirror(const struct map_request *request, const struct source *so
 	else
 		*text = '\0';
 	free(probe.identity);
-	return *text ? add_problem(request, source->id, text) : 0;
+	return *text ? add_problem(request, source->id, text, why.hint) : 0;
 }
 
 /* Uses mirrors of our own, because those of the source belong to the fetcher. */
@@ -86,13 +88,14 @@ static int verify_source(struct map_request *request, const struct source *sourc
 		err = store_check_digests(request->space->store, source);
 	if (err == -EUCLEAN)
 		err = add_problem(request, source->id,
-				  "its digests in the map are damaged: they do not have its root");
+				  "its digests in the map are damaged: they do not have its root",
+				  "");
 	if (!err)
 		err = store_check_index(request->space->store, source);
 	if (err == -EUCLEAN)
 		err = add_problem(
 			request, source->id,
-			"its index in the map is damaged: it is not the one that was added");
+			"its index in the map is damaged: it is not the one that was added", "");
 	return !err && ask && !source->computed ? ask_mirrors(request, source) : err;
 }
 
@@ -108,7 +111,7 @@ static int verify_from(struct map_request *request, uint64_t id, bool ask)
 		err = store_check(store, &of_file);
 	/* Want of memory is no problem of the map. */
 	if (err && err != -ENOMEM)
-		err = add_problem(request, 0, of_file.text);
+		err = add_problem(request, 0, of_file.text, of_file.hint);
 	for (id = id ?: 1; !err && id <= count; id++) {
 		if (clock_now_ns() > end_ns || control_call_is_over(request->call))
 			break;

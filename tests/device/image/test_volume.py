@@ -38,10 +38,12 @@ from btrfs_ublk.volume import (
     VolumeDefinition,
     down_volume,
     fork_image,
+    list_volumes,
     remove_volume,
     show_volume,
     up_volume,
 )
+from btrfs_ublk.volume.image import find_image
 from btrfs_ublk.volume.store import volume_directory
 
 DATA = random.Random(5).randbytes(8 * MIB)
@@ -188,6 +190,13 @@ def test_from_a_bucket(
             f'[[allow]]\nfrom = "{target.place}"\n'
         )
         definition = place.definition(image=str(target))
+        find_image(definition)
+        right = keys.read_text()
+        keys.write_text(right.replace(SECRET_KEY, "another"))
+        with pytest.raises(BtrfsUblkError, match="403, SignatureDoesNotMatch: "):
+            up_volume(NAME, definition, base=place.base)
+        assert not list_volumes(base=place.base)
+        keys.write_text(right)
         up_volume(NAME, definition, base=place.base)
         assert content(place.target, inode)[: 2 * MIB] == DATA[: 2 * MIB]
         down_volume(NAME, base=place.base)
@@ -211,6 +220,30 @@ def test_from_a_web_server(need: Need, place: Place, tmp_path: Path) -> None:
             x for x in server.served() if x["path"].startswith("/files/app/blobs")
         ]
         assert any(x["status"] == "206" for x in ranges)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("front_end", ["fuse"])
+def test_a_web_server_without_ranges_is_refused(
+    need: Need, place: Place, tmp_path: Path
+) -> None:
+    """Metadata come as whole objects, so only a read of data tells."""
+    need(NGINX)
+    with web_server(tmp_path) as server:
+        image, _ = image_of_a_file(server.files / "app")
+        names = [
+            f"{server.url(f'{path}/app')}@{image.sealed}" for path in ("whole", "files")
+        ]
+        definition = place.definition(image=names[0], image_insecure=True)
+        with pytest.raises(BtrfsUblkError, match="HTTP status 200") as refused:
+            up_volume(NAME, definition, base=place.base)
+        assert "range requests" in (refused.value.hint or "")
+        assert not list_volumes(base=place.base)
+        definition = place.definition(image=names[1], image_insecure=True)
+        up_volume(NAME, definition, base=place.base)
+        down_volume(NAME, base=place.base)
+    # What came up once does so again, as what is in the cache needs no server.
+    up_volume(NAME, definition, base=place.base)
 
 
 def test_the_commands_do_the_same(place: Place, registry: Registry) -> None:
