@@ -26,7 +26,7 @@ def registry_options(function: _Function) -> _Function:
                 "--docker-config",
                 type=PathType(exists=True, dir_okay=False),
                 help="A config.json with the registry's login, closed to all others."
-                "  [Docker's own]",
+                "  [those of Docker and podman]",
             ),
             click.option(
                 "--ca-file",

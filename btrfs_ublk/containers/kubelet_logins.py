@@ -13,7 +13,6 @@ each image has such a file, which is written anew before its login ends:
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import json
 import logging
@@ -32,7 +31,7 @@ from btrfs_ublk.base.capabilities import PythonPackage, require
 from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import BtrfsUblkError, UsageError, why_unread
 from btrfs_ublk.image.access import RegistryAccess
-from btrfs_ublk.image.credentials import HUB, HUB_ENTRY, read_docker_config
+from btrfs_ublk.image.credentials import HUB, HUB_ENTRY, config_of, host_matches
 from btrfs_ublk.image.reference import Reference
 from btrfs_ublk.kernel.new_file import write_new
 
@@ -180,17 +179,9 @@ def matches(pattern: str, image: str) -> bool:
         )
     except ValueError:  # such as "[bad"
         return False
-    host, there = (wanted.hostname or "").split("."), (given.hostname or "").split(".")
-    return (
-        len(host) == len(there)
-        and all(fnmatch.fnmatchcase(b, a) for a, b in zip(host, there, strict=True))
-        and _port(wanted.netloc) == _port(given.netloc)
-        and given.path.startswith(wanted.path)
+    return host_matches(wanted.netloc, given.netloc) and given.path.startswith(
+        wanted.path
     )
-
-
-def _port(netloc: str) -> str:
-    return netloc.rpartition("]")[2].partition(":")[2]
 
 
 class KubeletLogins:
@@ -292,7 +283,8 @@ class KubeletLogins:
     def _write(self, path: Path, image: Reference, auth: dict[str, str] | None) -> None:
         if auth is None:
             # It knows none: the usual one counts.
-            config = read_docker_config(self._access.docker_config)
+            usual = self._access.docker_config
+            config = config_of(image.registry, image.repository, usual)
         else:
             key = HUB_ENTRY if image.registry == HUB else image.registry
             config = {"auths": {key: auth}}

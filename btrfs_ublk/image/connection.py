@@ -86,7 +86,7 @@ class Connection:
     ) -> None:
         host = _HUB_HOST if registry == _HUB else registry
         self.place = f"{registry}/{repository}"
-        self._registry = registry
+        self._registry, self._repository = registry, repository
         self._scopes = [f"repository:{repository}:{actions}"]
         self._access = access
         scheme = "http" if access.insecure else "https"
@@ -324,7 +324,9 @@ class Connection:
 
     def _credentials(self) -> Login:
         if self._login is None:
-            self._login = find_login(self._registry, self._access.docker_config)
+            self._login = find_login(
+                self._registry, self._repository, self._access.docker_config
+            )
         return self._login
 
     def _get_token(self, challenge: str) -> None:
@@ -428,6 +430,8 @@ class Connection:
             404: "is the name right? Some registries answer so without a login, too",
             429: "the registry limits requests: try later, or log in",
         }.get(status)
+        if status == 401 and self._login is not None and self._login.absent:
+            hint = f"install {self._login.absent}, which may have the login; or {hint}"
         if status >= 500:
             hint = "the registry fails: try later"
         raise RegistryError(

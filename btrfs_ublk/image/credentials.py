@@ -1,19 +1,24 @@
-"""Logins of registries, from where Docker's client keeps them: config.json.
+"""Logins for images, from where Docker's client and podman keep them.
 
-The same files, keys and helpers that oci mirrors take (csrc/lazy/mirror/docker.c).
+The same files, keys and helpers that oci mirrors take (csrc/lazy/mirror/docker.c,
+login_key.c); tests/data/logins.json has cases for both.
 """
 
 from __future__ import annotations
 
 import base64
+import fnmatch
 import json
 import os
 import re
+import shutil
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from btrfs_ublk.base.log import log
 from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import BtrfsUblkError, CommandError, UsageError
 
@@ -32,46 +37,84 @@ _TOKEN_USER = "<token>"
 @dataclass(frozen=True)
 class Login:
     """A user and a password, or a token instead. An identity token is exchanged for
-    others; a registry token is sent as it is."""
+    others; a registry token is sent as it is. ``absent`` is a credential helper that
+    may have a login, and is not installed."""
 
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     identity_token: str | None = field(default=None, repr=False)
     registry_token: str | None = field(default=None, repr=False)
+    absent: str | None = None
+
+    @property
+    def is_known(self) -> bool:
+        return bool(self.user or self.identity_token or self.registry_token)
 
 
-def find_login(registry: str, docker_config: Path | None = None) -> Login:
-    """Return the login for a registry; without any in the file, nothing is known.
+def find_login(
+    registry: str, repository: str, docker_config: Path | None = None
+) -> Login:
+    """Return the login for a repository; without any in the files, nothing is known.
 
-    Without ``docker_config``, the file is that of Docker's client, which may be
-    missing. Raises UsageError for a file that is not valid, or that others may read,
-    BtrfsUblkError when a credential helper fails.
+    Without ``docker_config``, the files are those of Docker's client and podman, which
+    may be missing; the first that has a login counts. Raises UsageError for a file that
+    is not valid, or that others may read, BtrfsUblkError when a credential helper
+    fails.
     """
-    path = docker_config or _usual_path()
-    config = read_docker_config(docker_config)
-    if path is None or not config:
-        return Login()
-    helper = _helper_of(config, registry)
-    if helper is not None:
-        return _ask(helper, _HUB_KEY if registry == HUB else registry)
-    entry = _entry(config.get("auths"), HUB_ENTRY if registry == HUB else registry)
-    return _login_of(entry, path)
+    absent = None
+    for path in _paths(docker_config):
+        config = _read(path)
+        login = Login()
+        helper = _helper_of(config, registry, repository)
+        if helper is not None:
+            login = _ask(helper, _HUB_KEY if registry == HUB else registry)
+            absent = absent or login.absent
+        if not login.is_known:
+            entry = _entry(config.get("auths"), registry, repository)
+            login = _login_of(entry, path)
+        if login.is_known:
+            return login
+    return Login(absent=absent)
 
 
-def read_docker_config(path: Path | None) -> dict[str, Any]:
-    """Return what is in a config.json; see find_login()."""
-    usual = path or _usual_path()
-    if usual is None or (path is None and not usual.exists()):
-        return {}
-    return _read(usual)
+def config_of(
+    registry: str, repository: str, docker_config: Path | None
+) -> dict[str, Any]:
+    """Return what is in the first file that may have a login for a repository; see
+    find_login()."""
+    for path in _paths(docker_config):
+        config = _read(path)
+        if (
+            _helper_of(config, registry, repository) is not None
+            or _entry(config.get("auths"), registry, repository) is not None
+        ):
+            return config
+    return {}
 
 
-def _usual_path() -> Path | None:
-    for variable, rest in (("DOCKER_CONFIG", ""), ("HOME", ".docker")):
-        directory = os.environ.get(variable, "")
-        if directory.startswith("/"):
-            return Path(directory, rest, "config.json")
-    return None
+def _paths(docker_config: Path | None) -> list[Path]:
+    if docker_config is not None:
+        return [docker_config]
+    return [path for path in usual_paths() if path.exists()]
+
+
+def usual_paths(environment: Mapping[str, str] = os.environ) -> list[Path]:
+    """Return where Docker's client and podman keep logins, in the order that counts."""
+
+    def below(variable: str, *rest: str) -> list[Path]:
+        directory = environment.get(variable, "")
+        # Another program with the same environment has another working directory.
+        return [Path(directory, *rest)] if directory.startswith("/") else []
+
+    auth, docker = ("containers", "auth.json"), "config.json"
+    # Either of them stands for all others.
+    only = below("REGISTRY_AUTH_FILE") or below("DOCKER_CONFIG", docker)
+    return only or [
+        *below("XDG_RUNTIME_DIR", *auth),
+        Path(f"/run/containers/{os.geteuid()}/auth.json"),
+        *(below("XDG_CONFIG_HOME", *auth) or below("HOME", ".config", *auth)),
+        *below("HOME", ".docker", docker),
+    ]
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -108,22 +151,66 @@ def _text(entry: Any, key: str) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _helper_of(config: dict[str, Any], registry: str) -> str | None:
-    return _text(config.get("credHelpers"), registry) or _text(config, "credsStore")
+def _helper_of(config: dict[str, Any], registry: str, repository: str) -> str | None:
+    helper = _entry(config.get("credHelpers"), registry, repository)
+    if isinstance(helper, str) and helper:
+        return helper
+    return _text(config, "credsStore")
 
 
-def _entry(auths: object, registry: str) -> object:
-    if not isinstance(auths, dict):
+def _entry(entries: object, registry: str, repository: str) -> object:
+    """Return the value whose key names a repository, or the beginning of that in whole
+    components, most precisely. Keys are names as of images, or URLs."""
+    if not isinstance(entries, dict):
         return None
-    if registry in auths:
-        return auths[registry]
-    for key, value in auths.items():
-        # Keys have been written both with and without a scheme and a path.
-        if key.partition("://")[2].partition("/")[0] == registry or (
-            "://" not in key and key.partition("/")[0] == registry
-        ):
-            return value
-    return None
+    registry = registry.rpartition("://")[2]  # of a web server, it is a URL
+    host, place = _one_name(registry), f"{registry}/{repository}/"
+    found = []
+    for key, value in entries.items():
+        pattern, path = _parse_key(key)
+        if host_matches(pattern, host) and f"{repository}/".startswith(path):
+            own = place.startswith(f"{key}/")
+            found.append(((pattern == host, len(path), own, key), value))
+    return max(found, key=lambda each: each[0])[1] if found else None
+
+
+def _parse_key(key: str) -> tuple[str, str]:
+    """Return a host, and a path that is empty or ends with a slash."""
+    scheme, mark, rest = key.partition("://")
+    host, _, path = (rest if mark else scheme).partition("/")
+    # The interface's version in a URL is no part of a name. Without a scheme only its
+    # last slash tells it from a repository's name.
+    version, slash, rest = path.partition("/")
+    if version in ("v1", "v2") and (mark or (slash and not rest)):
+        path = rest
+    path = path.strip("/")
+    return _one_name(host), f"{path}/" if path else ""
+
+
+def _one_name(host: str) -> str:
+    """The Hub has three names."""
+    return HUB if host in (HUB_ENTRY, "registry-1.docker.io") else host
+
+
+def host_matches(pattern: str, host: str) -> bool:
+    """Return whether the kubelet would take a host[:port] for one of ``pattern``: as
+    many parts, each of which may be a pattern, and the same port."""
+    if pattern == host:
+        return True
+    if pattern.startswith("["):  # an address
+        return False
+    (wanted, _, port), (given, _, given_port) = pattern.partition(":"), host.partition(
+        ":"
+    )
+    parts, given_parts = wanted.split("."), given.split(".")
+    return (
+        port == given_port
+        and len(parts) == len(given_parts)
+        and all(
+            fnmatch.fnmatchcase(b, a.replace("[^", "[!"))
+            for a, b in zip(parts, given_parts, strict=True)
+        )
+    )
 
 
 def _pair(user: str, secret: str) -> Login:
@@ -157,6 +244,9 @@ def _ask(name: str, key: str) -> Login:
     if not _HELPER.fullmatch(name):
         raise UsageError(f"{name[:60]!r} is no name of a credential helper")
     program = f"docker-credential-{name}"
+    if shutil.which(program) is None:
+        log.info("%s is not installed, so no login of it is used", program)
+        return Login(absent=program)
     try:
         answer = run(
             [program, "get"],

@@ -176,7 +176,7 @@ class VolumeDefinition:
         "image_docker_config",
         AbsolutePath(),
         "A config.json with the login of the image's registry.",
-        unset="Docker's own",
+        unset="those of Docker and podman",
         change="never",
     )
     image_ca_file: OptionalPath = _setting(

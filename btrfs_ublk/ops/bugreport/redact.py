@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from btrfs_ublk.base.urls import REDACTED, shown_text
+from btrfs_ublk.image.credentials import usual_paths
 
 #: Parts of the names of secret values.
 _SECRET_NAME = (
@@ -144,9 +145,9 @@ def known_secrets(environment: Mapping[str, str] = os.environ) -> Iterator[str]:
             yield login
             yield login.rpartition(":")[2]
     home = Path(environment.get("HOME", "/root"))
-    docker = Path(environment.get("DOCKER_CONFIG", home / ".docker")) / "config.json"
-    with suppress(OSError, ValueError, AttributeError):
-        yield from _docker_secrets(json.loads(docker.read_text()))
+    for path in usual_paths({"HOME": str(home), **environment}):
+        with suppress(OSError, ValueError, AttributeError):
+            yield from _docker_secrets(json.loads(path.read_text()))
     aws = environment.get("AWS_SHARED_CREDENTIALS_FILE", home / ".aws" / "credentials")
     with suppress(OSError, ValueError, ConfigError):
         parser = ConfigParser(interpolation=None)

@@ -7,13 +7,25 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/cleanup.h"
 #include "base/json_text.h"
+#include "base/message.h"
 #include "lazy/mirror/helper.h"
+#include "lazy/mirror/login_key.h"
 #include "lazy/mirror/secret.h"
 
-enum { HELPER_TIMEOUT_MS = 10000 };
+enum { HELPER_TIMEOUT_MS = 10000, USUAL_PATHS = 4 };
+
+struct image_name {
+	const char *registry, *repository;
+};
+
+struct paths {
+	char *paths[USUAL_PATHS];
+	unsigned count;
+};
 
 /* The user's name that helpers give when the secret is a token and no password. */
 static const char token_user[] = "<token>";
@@ -24,6 +36,17 @@ static void free_json(json_t **object)
 }
 
 #define _cleanup_json_ _cleanup_(free_json)
+
+static void free_paths(struct paths *paths)
+{
+	while (paths->count)
+		free(paths->paths[--paths->count]);
+}
+
+static bool is_empty(const struct docker_login *login)
+{
+	return !login->user && !login->identity_token && !login->registry_token;
+}
 
 static const char *text_of(const json_t *object, const char *key)
 {
@@ -159,6 +182,11 @@ static int ask_helper(struct docker_login *login, const char *name, const char *
 		return error_set(error, -EINVAL, "'%.60s' is no name of a credential helper", name);
 	snprintf(program, sizeof(program), "docker-credential-%s", name);
 	err = helper_ask(arguments, registry, HELPER_TIMEOUT_MS, seen, &output, &status, error);
+	if (err == -ENOENT) {
+		msg_warning("%s is not installed, so the login that it may have for %s is not used",
+			    program, registry);
+		return 0;
+	}
 	if (err)
 		return err;
 	if (!status)
@@ -168,85 +196,106 @@ static int ask_helper(struct docker_login *login, const char *name, const char *
 	return error_set(error, -EACCES, "%s get has ended with status %d", program, status);
 }
 
-/* Keys have been written both with and without a scheme and a path. */
-static bool is_key_of(const char *key, const char *registry)
+static int find_in(const json_t *config, const char *path, const struct image_name *image,
+		   uint64_t *seen, struct docker_login *login, struct error *error)
 {
-	size_t length = strlen(registry);
-	const char *rest = strstr(key, "://");
+	/* Helpers know the Hub by a name that is older than docker.io. */
+	const char *asked = strcmp(image->registry, "docker.io") ? image->registry :
+								   "https://index.docker.io/v1/";
+	const json_t *entry = login_key_find(json_object_get(config, "credHelpers"),
+					     image->registry, image->repository);
+	const char *helper = json_string_value(entry);
+	int err = 0;
 
-	key = rest ? rest + 3 : key;
-	return !strncmp(key, registry, length) && (!key[length] || key[length] == '/');
-}
-
-static const json_t *find_entry(const json_t *entries, const char *registry)
-{
-	const json_t *entry = json_object_get(entries, registry);
-	const char *key;
-	json_t *value;
-
-	if (entry)
-		return entry;
-	json_object_foreach ((json_t *)entries, key, value) {
-		if (is_key_of(key, registry))
-			return value;
-	}
-	return NULL;
-}
-
-static int find_in(const json_t *config, const char *path, const char *registry, uint64_t *seen,
-		   struct docker_login *login, struct error *error)
-{
-	/* The Hub's entry is older than the name docker.io. */
-	const char *hub = strcmp(registry, "docker.io") ? NULL : "index.docker.io";
-	const char *key = hub ? "https://index.docker.io/v1/" : registry;
-	const char *helper = text_of(json_object_get(config, "credHelpers"), registry);
-	const json_t *entry;
-
-	if (!helper)
+	if (!helper || !*helper)
 		helper = text_of(config, "credsStore");
 	if (helper)
-		return ask_helper(login, helper, key, seen, error);
-	entry = find_entry(json_object_get(config, "auths"), hub ? hub : registry);
+		err = ask_helper(login, helper, asked, seen, error);
+	if (err || !is_empty(login))
+		return err;
+	entry = login_key_find(json_object_get(config, "auths"), image->registry,
+			       image->repository);
 	return entry ? take_entry(login, entry, path, error) : 0;
 }
 
-/* Returns the path of Docker's own file, or NULL when no home directory is known. */
-static char *usual_path(void)
-{
-	const char *directory = getenv("DOCKER_CONFIG");
-	const char *home = getenv("HOME");
-	char *path = NULL;
-	int length = -1;
-
-	if (directory && *directory == '/')
-		length = asprintf(&path, "%s/config.json", directory);
-	else if (home && *home == '/')
-		length = asprintf(&path, "%s/.docker/config.json", home);
-	return length < 0 ? NULL : path;
-}
-
-int docker_login_find(const char *path, const char *registry, uint64_t *seen,
-		      struct docker_login *login, struct error *error)
+static int find_in_file(const char *path, const struct image_name *image, uint64_t *seen,
+			struct docker_login *login, struct error *error)
 {
 	_cleanup_(secret_clear) struct secret file = {};
-	_cleanup_free_ char *usual = path ? NULL : usual_path();
 	_cleanup_json_ json_t *config = NULL;
 	json_error_t json_error;
-	int err;
+	int err = secret_read(path, true, &file, error);
 
-	if (!path && (!usual || access(usual, F_OK)))
-		return 0;
-	path = path ? path : usual;
-	err = secret_read(path, true, &file, error);
 	if (err)
 		return err;
 	config = json_text_parse(file.text, file.length, 0, &json_error);
 	if (!json_is_object(config))
 		return error_set(error, -EINVAL, "'%s' is no JSON object (line %d)", path,
 				 json_error.line);
-	err = find_in(config, path, registry, seen, login, error);
+	err = find_in(config, path, image, seen, login, error);
 	if (err)
 		docker_login_clear(login);
+	return err;
+}
+
+/* Variables of this process that are no absolute paths name nothing that others could mean, too. */
+static const char *directory(const char *variable)
+{
+	const char *value = getenv(variable);
+
+	return value && *value == '/' ? value : NULL;
+}
+
+static int add_path(struct paths *paths, const char *directory, const char *rest)
+{
+	char *path;
+
+	if (!directory)
+		return 0;
+	if (asprintf(&path, "%s%s", directory, rest) < 0)
+		return -ENOMEM;
+	paths->paths[paths->count++] = path;
+	return 0;
+}
+
+/* Fills in where Docker's client and podman keep logins, in the order that counts. */
+static int usual_paths(struct paths *paths)
+{
+	const char *named = directory("REGISTRY_AUTH_FILE"), *docker = directory("DOCKER_CONFIG");
+	const char *config = directory("XDG_CONFIG_HOME"), *home = directory("HOME");
+	char run[50];
+	int err;
+
+	/* Either of them stands for all others. */
+	if (named || docker)
+		return add_path(paths, named ?: docker, named ? "" : "/config.json");
+	snprintf(run, sizeof(run), "/run/containers/%u", geteuid());
+	err = add_path(paths, directory("XDG_RUNTIME_DIR"), "/containers/auth.json");
+	if (!err)
+		err = add_path(paths, run, "/auth.json");
+	if (!err)
+		err = add_path(paths, config ?: home,
+			       config ? "/containers/auth.json" : "/.config/containers/auth.json");
+	if (!err)
+		err = add_path(paths, home, "/.docker/config.json");
+	return err;
+}
+
+int docker_login_find(const char *path, const char *registry, const char *repository,
+		      uint64_t *seen, struct docker_login *login, struct error *error)
+{
+	const struct image_name image = { registry, repository };
+	_cleanup_(free_paths) struct paths usual = {};
+	int err = 0;
+
+	if (path)
+		return find_in_file(path, &image, seen, login, error);
+	if (usual_paths(&usual))
+		return error_set(error, -ENOMEM, "no memory for credentials");
+	for (unsigned i = 0; !err && is_empty(login) && i < usual.count; i++) {
+		if (!access(usual.paths[i], F_OK))
+			err = find_in_file(usual.paths[i], &image, seen, login, error);
+	}
 	return err;
 }
 

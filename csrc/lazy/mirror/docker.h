@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Credentials of container registries, from where Docker's client keeps them: config.json. */
+/* Credentials of container registries, from where Docker's client and podman keep them. */
 #ifndef LAZY_MIRROR_DOCKER_H
 #define LAZY_MIRROR_DOCKER_H
 
@@ -16,14 +16,15 @@ struct docker_login {
 };
 
 /*
- * Finds the credentials for `registry`, named as in image names. `path` is the file; NULL stands
- * for that of Docker's client, which may be missing. To be called on a worker: it reads files, and
- * may run a credential helper for at most 10 s. `seen` is the helper's answer that the caller has had,
- * at first 0: another one's recent answer is used only where it is newer (helper.h). Returns 0, or a negative errno with the error
- * filled in.
+ * Finds the credentials for a repository of `registry`, named as in image names. `path` is the file,
+ * like Docker's config.json; NULL stands for the usual ones, which may be missing, and whose first
+ * that has any counts. To be called on a worker: it reads files, and may run credential helpers for
+ * at most 10 s each; one that is not installed has none. `seen` is the helper's answer that the
+ * caller has had, at first 0: another one's recent answer is used only where it is newer
+ * (helper.h). Returns 0, or a negative errno with the error filled in.
  */
-int docker_login_find(const char *path, const char *registry, uint64_t *seen,
-		      struct docker_login *login, struct error *error);
+int docker_login_find(const char *path, const char *registry, const char *repository,
+		      uint64_t *seen, struct docker_login *login, struct error *error);
 void docker_login_clear(struct docker_login *login);
 
 #endif

@@ -222,7 +222,11 @@ static const struct helper_answer *run_again(struct helper *helper, const char *
 	answer.ended_ns = clock_now_ns();
 	secret_clear(&helper->last.output);
 	helper->last = answer;
-	if (answer.err || (answer.status && !strstr(answer.output.text, HELPER_HAS_NONE)))
+	/* One that is not there has no login, and one that was there leaves its last. */
+	if (answer.err == -ENOENT && helper->good.output.text)
+		return &helper->good;
+	if ((answer.err && answer.err != -ENOENT) ||
+	    (answer.status && !strstr(answer.output.text, HELPER_HAS_NONE)))
 		return &helper->last;
 	helper->last.output = (struct secret){};
 	secret_clear(&helper->good.output);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A blob of a container registry: `"registry"` (a host, and perhaps a port), `"repository"`,
- * `"digest"` ("sha256:..."), `"docker_config"` (a config.json; else Docker's own), `"insecure"`
+ * `"digest"` ("sha256:..."), `"docker_config"` (a config.json; else the usual files), `"insecure"`
  * (http, on loopback only). remote.h has certificates and proxy.
  *
  * The protocol is OCI distribution specification 1.1; its tokens are the "token authentication" of
@@ -67,8 +67,8 @@ static int oci_load(struct remote *remote, struct login *login, struct error *er
 {
 	const struct oci_mirror *oci = (const struct oci_mirror *)remote;
 	struct docker_login found = {};
-	int err = docker_login_find(oci->docker_config, oci->registry, &remote->helper_seen, &found,
-				    error);
+	int err = docker_login_find(oci->docker_config, oci->registry, oci->repository,
+				    &remote->helper_seen, &found, error);
 
 	if (err)
 		return err;

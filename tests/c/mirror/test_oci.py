@@ -168,7 +168,10 @@ def test_finds_dockers_own_file(
     environment = {"DOCKER_CONFIG": str(tmp_path / ".docker"), "HOME": "/nonexistent"}
     with shell(registry.host, digest, environment=environment) as mirror:
         whole(mirror)
-    with shell(registry.host, digest, environment={"HOME": "/nonexistent"}) as mirror:
+    environment = {"HOME": "/nonexistent", "XDG_RUNTIME_DIR": str(tmp_path)}
+    (tmp_path / "containers").mkdir()
+    config(tmp_path / "containers" / "auth.json", {"auths": {registry.host: {}}})
+    with shell(registry.host, digest, environment=environment) as mirror:
         answer = mirror.fetch(0, UNIT)
         assert answer.failure == "denied"
         assert "/token: HTTP status 401" in answer.text
@@ -344,6 +347,19 @@ def test_a_registry_with_a_password_and_no_tokens(shell: Shell, tmp_path: Path) 
             assert mirror.fetch(0, 10).data == DATA[:10]
     assert len(home.requests) == 3
     assert AUTH not in home.requests[0]
+
+
+def test_a_teams_password_is_for_its_repositories(shell: Shell, tmp_path: Path) -> None:
+    """tests/test_logins.py has all the keys that a file may have."""
+    refused = response('401 No\nWWW-Authenticate: Basic realm="x"')
+    with scripted_server(lambda _: refused) as home:
+        host = f"127.0.0.1:{home.port}"
+        auths = {f"{host}/other": {"auth": AUTH}, f"{host}/some": {"auth": "bWU6bXk="}}
+        path = config(tmp_path / "config.json", {"auths": auths})
+        with shell(host, DIGEST, docker_config=path) as mirror:
+            assert mirror.fetch(0, 10).failure == "denied"
+    sent = "".join(home.requests)
+    assert "Basic bWU6bXk=" in sent and AUTH not in sent
 
 
 @pytest.mark.parametrize(

@@ -320,6 +320,23 @@ def test_a_refusal_says_what_to_do(
     assert refused.value.status == 401
 
 
+def test_a_refusal_names_the_helper_that_is_not_installed(
+    registry: Registry, target: Reference, tmp_path: Path
+) -> None:
+    """It keeps no public image from being pulled, and may be why one is refused."""
+    login = tmp_path / "config.json"
+    login.touch(mode=0o600)
+    login.write_text('{"credsStore": "absent"}')
+    access = RegistryAccess(docker_config=login, insecure=True)
+    with pytest.raises(RegistryError, match="HTTP 401") as refused:
+        inspect_image(target, access)
+    hint = refused.value.hint or ""
+    assert hint.startswith("install docker-credential-absent, which may have the login")
+    registry.tokens.anonymous = True
+    with pytest.raises(RegistryError, match="HTTP 404"):
+        inspect_image(target, access)
+
+
 def test_what_is_not_there(target: Reference, access: RegistryAccess) -> None:
     with pytest.raises(RegistryError) as refused:
         inspect_image(target, access)
