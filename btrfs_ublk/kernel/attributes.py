@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import struct
@@ -23,6 +24,8 @@ IMMUTABLE = 0x00000010
 #: chattr +C, on btrfs: no copy-on-write and no checksums; a directory's new files
 #: inherit it. Only empty files take it.
 NO_COW = 0x00800000
+
+_ACLS = ("system.posix_acl_access", "system.posix_acl_default")
 
 _Result = TypeVar("_Result")
 
@@ -62,6 +65,18 @@ def remove_attributes(file: Path | int, attributes: int) -> None:
         raise BtrfsUblkError(
             f"{_name(file)}: cannot remove attributes {attributes:#x}: {error.strerror}"
         ) from error
+
+
+def remove_acls(path: Path) -> None:
+    """Remove the access lists that a new directory has inherited from the default one
+    of the directory that it is in. Its mode is what it was made with. Raises OSError.
+    """
+    for name in _ACLS:
+        try:
+            os.removexattr(path, name)
+        except OSError as error:
+            if error.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
+                raise
 
 
 def _set_attributes(fd: int, attributes: int) -> None:

@@ -28,7 +28,7 @@ from btrfs_ublk.errors import (
     LeftoverError,
     UsageError,
 )
-from btrfs_ublk.kernel.attributes import NO_COW, remove_attributes
+from btrfs_ublk.kernel.attributes import NO_COW, remove_acls, remove_attributes
 from btrfs_ublk.kernel.btrfs import (
     charged_bytes,
     commit_transaction,
@@ -258,6 +258,8 @@ def furnish_overlay(own: Path, layer: Path, link: Path | str) -> None:
     top.mkdir(mode=0o700)
     # NB: it is inherited. Copies of files with checksums would not be clones then.
     remove_attributes(top, NO_COW)
+    # So is the layer's default ACL, as an ACL that would grant access to the top.
+    remove_acls(top)
     status = layer.stat()
     for each in (UPPER, WORK):
         (top / each).mkdir(mode=0o700)

@@ -30,6 +30,10 @@ ACCESS_ACL = acl(
     (32, 0, NONE),
 )
 DEFAULT_ACL = acl((1, 7, NONE), (4, 5, NONE), (8, 7, 44), (16, 7, NONE), (32, 5, NONE))
+#: All for user 1000, in what is made below.
+GRANTING_ACL = acl(
+    (1, 7, NONE), (2, 7, 1000), (4, 5, NONE), (16, 7, NONE), (32, 0, NONE)
+)
 #: cap_net_bind_service=ep, version 2
 CAPABILITY = struct.pack("<IIIII", 0x02000001, 1 << 10, 0, 0, 0)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.adversarial_tree import GRANTING_ACL
 from support.needs import Need
 from support.volume_support import NAME, Place, image_place
 
@@ -101,9 +102,10 @@ def place(
     (tree / "etc/motd").write_text("hello\n")
     for number in range(SMALL_FILES):
         (tree / f"etc/{number}").write_text(str(number))
-    tree.chmod(0o751)
     os.chown(tree, 3, 4)
+    tree.chmod(0o2750)
     os.setxattr(tree, "user.of", b"top")
+    os.setxattr(tree, "system.posix_acl_default", GRANTING_ACL)
     image = build_image(
         tree, sparse_path / "layout", BuildOptions(compression="none"), tag="app"
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.adversarial_tree import GRANTING_ACL
 from support.image_forks import (
     BIG,
     SMALL_FILES,
@@ -105,8 +106,30 @@ def test_a_fork_can_be_written_to_and_fetches_nothing(
     assert (two / "etc/motd").read_text() == "hello\n"
     assert (two / "etc/3").exists() and not (one / "etc/3").exists()
     top = one.stat()
-    assert (top.st_mode & 0o7777, top.st_uid, top.st_gid) == (0o751, 3, 4)
+    assert (top.st_mode & 0o7777, top.st_uid, top.st_gid) == (0o2750, 3, 4)
     assert os.getxattr(one, "user.of") == b"top"
+
+
+@each_mode
+def test_a_fork_grants_no_more_access_than_the_image(
+    place: Place, mode: ForkMode
+) -> None:
+    """What is made in the image's tree would inherit its default ACL."""
+    one = fork(place, "one", mode)
+    assert "system.posix_acl_access" not in os.listxattr(one)
+    assert os.getxattr(one, "system.posix_acl_default") == GRANTING_ACL
+    argv = ["cat", "etc/motd"]
+    refused = subprocess.run(
+        argv, cwd=one, user=1000, group=1000, extra_groups=[], capture_output=True
+    )
+    assert refused.returncode == 1 and b"Permission denied" in refused.stderr
+    # New files and directories inherit what they inherit in the image.
+    (one / "new").mkdir()
+    (one / "new/file").touch()
+    (one / "file").touch()
+    for each in (one / "new", one / "new/file", one / "file"):
+        assert b"\xe8\x03" in os.getxattr(each, "system.posix_acl_access")
+        assert each.stat().st_gid == 4
 
 
 def test_new_files_of_an_overlay_have_inode_numbers_of_their_own(place: Place) -> None:

@@ -134,6 +134,24 @@ def test_a_directory_and_a_tar_become_trees(place: Place) -> None:
 
 
 @pytest.mark.fuse
+def test_a_tree_inherits_nothing_from_where_it_is_put(place: Place) -> None:
+    """Neither a default ACL, nor the group of a directory with the set-group-ID bit:
+    they would grant access that the image denies."""
+    team = place.target / "team"
+    team.mkdir()
+    os.chown(team, 5, 6)
+    team.chmod(0o2770)
+    os.setxattr(team, "system.posix_acl_default", adversarial_tree.GRANTING_ACL)
+    tree = small_tree(place.root / "tree")
+    (tree / "etc/secret").write_text("secret\n")
+    (tree / "etc/secret").chmod(0o640)
+    tree.chmod(0o750)
+    one = add(place, built(place, tree), "team/one")
+    assert differences(describe(tree), describe(one)) == []
+
+
+@pytest.mark.native
+@pytest.mark.fuse
 def test_what_cannot_be_leaves_nothing(place: Place) -> None:
     tree = small_tree(place.root / "tree")
     (tree / "etc/again").write_bytes(b"compressible " * 10000)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from support.adversarial_tree import GRANTING_ACL
 from support.image_forks import base_tree, change
 from support.loops import new_btrfs
 from support.needs import Need
@@ -99,6 +100,35 @@ def test_a_commit_has_what_was_seen(root: Path, tmp_path: Path) -> None:
             (second / "etc/motd").write_text("second\n")
         assert (found / "etc/motd").read_text() == "changed\n"
         client.remove("second")
+
+
+def test_no_access_is_granted_that_the_image_denies(root: Path, tmp_path: Path) -> None:
+    """What we make in others' directories would inherit their default ACLs, and the
+    groups of those with the set-group-ID bit: in the image's tree, or above all."""
+    root.mkdir(mode=0o700)
+    os.chown(root, 0, 4)
+    root.chmod(0o2750)
+    os.setxattr(root, "system.posix_acl_default", GRANTING_ACL)
+    with served(root) as client:
+        directory = client.prepare("empty")
+        assert os.listxattr(directory) == []
+        assert (directory.stat().st_gid, directory.stat().st_mode) == (0, 0o40755)
+        tree = base_tree(tmp_path)
+        tree.chmod(0o2750)
+        os.setxattr(tree, "system.posix_acl_default", GRANTING_ACL)
+        directory = client.prepare(
+            "unpack", labels={**OVERLAY, SNAPSHOT_REF: "sha256:1"}
+        )
+        run(["cp", "-a", f"{tree}/.", directory], timeout_s=60)
+        client.commit("image", "unpack")
+        expected = describe(view(client, "view", "image"))
+        assert expected == describe(tree)
+        client.call("Prepare", key="container", parent="image", labels=OVERLAY)
+        with shown(client, "container", tmp_path / "mnt") as one:
+            assert differences(expected, describe(one)) == []
+        client.commit("unchanged", "container")
+        found = describe(view(client, "again", "unchanged"))
+        assert differences(expected, found) == []
 
 
 def test_a_killed_merge_goes_on(
