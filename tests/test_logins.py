@@ -1,4 +1,5 @@
-"""Which login is sent for which image, by block servers (in C) and by commands."""
+"""Which login is sent for which image, and what a refusal asks for: for block servers
+(in C), and for commands."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ from typing import Any
 import pytest
 from sanitized_build import PROJECT, SANITIZER_ENVIRONMENT
 
+from btrfs_ublk.image.challenge import parse_challenges
+
 TABLE = json.loads((PROJECT / "tests/data/logins.json").read_text(encoding="utf-8"))
+REFUSALS = json.loads(
+    (PROJECT / "tests/data/challenges.json").read_text(encoding="utf-8")
+)
 TIMEOUT_S = 120
 
 #: find(images, config, environment) returns the user of each login, or its error.
@@ -206,3 +212,31 @@ def test_a_file_that_others_may_read_is_refused(find: Find, tmp_path: Path) -> N
     environment = {"XDG_RUNTIME_DIR": str(tmp_path)}
     (found,) = find(["a.example.org/image"], None, environment)
     assert found and "is open to others" in found
+
+
+def in_c(build: Path, headers: Sequence[str]) -> dict[str, Any]:
+    lines = [f"WWW-Authenticate: {x}" for x in headers]
+    done = subprocess.run(
+        [build / "csrc/tests/registry-shell"],
+        input="\n".join(
+            [f"refused {REFUSALS['base']}", "HTTP/1.1 401 No", *lines, "", ""]
+        ),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env={**os.environ, **SANITIZER_ENVIRONMENT},
+    )
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+@pytest.mark.parametrize(
+    "case", REFUSALS["cases"], ids=[case["why"] for case in REFUSALS["cases"]]
+)
+def test_what_a_refusal_asks_for(sanitized_build: Path, case: dict[str, Any]) -> None:
+    python = vars(parse_challenges(", ".join(case["headers"]), REFUSALS["base"]))
+    for found in (python, in_c(sanitized_build, case["headers"])):
+        bearer = [found[key] for key in ("realm", "service", "scope")]
+        assert (bearer if found["bearer"] else None) == case["bearer"]
+        assert found["basic"] is case["basic"]

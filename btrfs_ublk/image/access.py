@@ -67,8 +67,9 @@ def on_loopback(registry: str) -> bool:
 
 
 def is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
+    host = ""
     try:
+        host = urlsplit(url).hostname or ""
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")

@@ -24,6 +24,7 @@ from btrfs_ublk.base.log import log
 from btrfs_ublk.base.urls import shown_text
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess, RegistryError, is_loopback
+from btrfs_ublk.image.challenge import Challenge, parse_challenges
 from btrfs_ublk.image.credentials import Login, find_login
 
 _HUB, _HUB_HOST = "docker.io", "registry-1.docker.io"
@@ -44,7 +45,6 @@ _PASSING = (408, 429, 500, 502, 503, 504)
 _MAX_ERROR_BYTES = 16 << 10
 _MAX_TOKEN_BYTES = 1 << 20
 _TOKEN_DEFAULT_S, _TOKEN_MARGIN_S = 60.0, 10.0
-_PARAMETER = re.compile(r'([a-z]+)="((?:[^"\\]|\\.)*)"', re.IGNORECASE)
 
 #: Makes the body of a request anew for each try.
 Body = Callable[[], bytes | Iterable[bytes]]
@@ -95,7 +95,7 @@ class Connection:
         #: What is sent with each request once the registry has asked for it.
         self._authorization: str | None = None
         self._until_s = 0.0
-        self._challenge: str | None = None
+        self._challenge: Challenge | None = None
         self._renewing = threading.Lock()
         if base is not None and base.startswith("http://") and not access.insecure:
             raise UsageError(
@@ -308,16 +308,17 @@ class Connection:
 
     def _learn(self, response: requests.Response) -> bool:
         """Learn from a refusal how the registry wants to be asked."""
-        wanted = response.headers.get("WWW-Authenticate", "")
-        bearer = re.search(r"(?:^|,\s*)Bearer\s+(.*)", wanted, re.IGNORECASE)
+        wanted = parse_challenges(
+            response.headers.get("WWW-Authenticate", ""), response.url
+        )
         login = self._credentials()
         if login.registry_token is not None:
             self._authorization = f"Bearer {login.registry_token}"
             return True
-        if bearer is not None:
-            self._challenge, self._until_s = bearer[1], 0.0
+        if wanted.wants_token:
+            self._challenge, self._until_s = wanted, 0.0
             return True
-        if re.search(r"(?:^|,\s*)Basic\b", wanted, re.IGNORECASE) and login.user:
+        if wanted.basic and login.user:
             self._authorization = _basic(login)
             return True
         return False
@@ -329,9 +330,12 @@ class Connection:
             )
         return self._login
 
-    def _get_token(self, challenge: str) -> None:
-        given = {key.lower(): value for key, value in _PARAMETER.findall(challenge)}
-        realm = given.get("realm", "")
+    def _get_token(self, challenge: Challenge) -> None:
+        realm = challenge.realm
+        if not realm:
+            raise RegistryError(
+                f"{self._registry} asks for a token in a way that is not valid"
+            )
         if not realm.startswith("https://") and not (
             self._access.insecure and is_loopback(realm)
         ):
@@ -341,7 +345,7 @@ class Connection:
         login = self._credentials()
         # NB: what the registry asks for is about one request, and ours about all.
         asked: dict[str, Any] = {
-            "service": given.get("service", ""),
+            "service": challenge.service or "",
             "scope": " ".join(self._scopes) if login.identity_token else self._scopes,
         }
         what = "get a token"

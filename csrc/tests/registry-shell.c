@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the oci mirror makes of configuration files, without a registry. Driven from standard input,
- * line by line:
+ * What the oci mirror makes of configuration files and refusals, without a registry. Driven from
+ * standard input, line by line:
  *
  *   login REGISTRY REPOSITORY [CONFIG]   the login for an image; without a file, from the usual ones
+ *   refused URL                          the challenge of the headers in the lines up to an empty one
  *
  * Each answer is a JSON object on a line.
  */
@@ -12,7 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lazy/mirror/challenge.h"
 #include "lazy/mirror/docker.h"
+#include "lazy/mirror/response.h"
 
 static void answer(json_t *object)
 {
@@ -40,17 +43,37 @@ static void find_login(const char *registry, const char *repository, const char 
 	docker_login_clear(&login);
 }
 
+static void read_challenge(const char *url)
+{
+	struct response response;
+	struct challenge challenge;
+	char line[65536];
+
+	response_reset(&response);
+	while (fgets(line, sizeof(line), stdin) && *line != '\n')
+		response_line(&response, line, strlen(line));
+	if (challenge_parse(response.challenges, url, &challenge))
+		abort();
+	answer(json_pack("{sb sb ss? ss? ss?}", "bearer", challenge.bearer, "basic",
+			 challenge.basic, "realm", challenge.realm, "service", challenge.service,
+			 "scope", challenge.scope));
+	challenge_clear(&challenge);
+}
+
 int main(void)
 {
 	char line[65536];
 
 	while (fgets(line, sizeof(line), stdin)) {
-		const char *command = strtok(line, " \n"), *registry = strtok(NULL, " \n"),
-			   *repository = strtok(NULL, " \n");
+		const char *command = strtok(line, " \n"), *first = strtok(NULL, " \n"),
+			   *second = strtok(NULL, " \n");
 
-		if (!command || strcmp(command, "login") != 0 || !repository)
+		if (command && first && !strcmp(command, "refused"))
+			read_challenge(first);
+		else if (command && second && !strcmp(command, "login"))
+			find_login(first, second, strtok(NULL, " \n"));
+		else
 			return 2;
-		find_login(registry, repository, strtok(NULL, " \n"));
 	}
 	return 0;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "lazy/mirror/challenge.h"
 
+#include <ctype.h>
 #include <curl/curl.h>
 #include <errno.h>
 #include <stdio.h>
@@ -23,76 +24,140 @@ static const char *skip(const char *text, const char *what)
 	return text + strspn(text, what);
 }
 
-/*
- * Parses a token, or a quoted string with backslashes (RFC 9110, 5.6). Returns what follows it, or
- * NULL.
- */
-static const char *parse_value(const char *text, char **value)
+/* Returns what follows the value, or NULL where a quoted string has no end. */
+static const char *end_of_value(const char *text)
+{
+	if (*text != '"')
+		return text + strcspn(text, " \t,");
+	for (text++; *text && *text != '"'; text++)
+		text += *text == '\\' && text[1];
+	return *text ? text + 1 : NULL;
+}
+
+/* Copies a token, or a quoted string with backslashes (RFC 9110, 5.6), from there to `end`. */
+static char *copy_value(const char *text, const char *end)
 {
 	bool quoted = *text == '"';
-	size_t length = 0;
-	char *made = malloc(strlen(text) + 1);
+	char *made = malloc((size_t)(end - text) + 1), *to = made;
 
 	if (!made)
 		return NULL;
-	for (text += quoted; *text; text++) {
-		if (quoted ? *text == '"' : strchr(", \t", *text) != NULL)
-			break;
-		if (quoted && *text == '\\' && text[1])
+	text += quoted;
+	for (end -= quoted; text < end; text++) {
+		if (quoted && *text == '\\')
 			text++;
-		made[length++] = *text;
+		*to++ = *text;
 	}
-	made[length] = 0;
-	if (quoted && *text != '"') {
-		free(made);
-		return NULL;
-	}
-	*value = made;
-	return text + quoted;
+	*to = 0;
+	return made;
 }
 
-/* Takes `value`. The first of several counts. */
-static void put(char **place, char *value)
+static bool is_name(const char *name, size_t length, const char *wanted)
 {
-	if (*place)
-		free(value);
-	else
-		*place = value;
+	return length == strlen(wanted) && !strncasecmp(name, wanted, length);
 }
 
-static void take(struct challenge *challenge, const char *name, size_t length, char *value)
+/* Takes a parameter of bearer. The first of several counts. */
+static int take(struct challenge *challenge, const char *name, size_t length, const char *value,
+		const char *end)
 {
-	if (length == 5 && !strncasecmp(name, "realm", length))
-		put(&challenge->realm, value);
-	else if (length == 7 && !strncasecmp(name, "service", length))
-		put(&challenge->service, value);
-	else if (length == 5 && !strncasecmp(name, "scope", length))
-		put(&challenge->scope, value);
-	else
-		free(value);
-}
+	char **place = is_name(name, length, "realm")	? &challenge->realm :
+		       is_name(name, length, "service") ? &challenge->service :
+		       is_name(name, length, "scope")	? &challenge->scope :
+							  NULL;
 
-int challenge_parse(const char *text, struct challenge *challenge)
-{
-	const char *next = skip(text, " \t,");
-
-	while (next && *next) {
-		const char *name = next;
-		size_t length = strcspn(name, "= \t,");
-		char *value = NULL;
-
-		if (name[length] != '=')
-			break; /* the next challenge on the same line */
-		next = parse_value(name + length + 1, &value);
-		if (!next)
-			break;
-		take(challenge, name, length, value);
-		next = skip(next, " \t,");
-	}
-	if (next && challenge->realm)
+	if (!place || *place)
 		return 0;
-	challenge_clear(challenge);
-	return -EPROTO;
+	*place = copy_value(value, end);
+	return *place ? 0 : -ENOMEM;
+}
+
+/* Begins a challenge. Returns whether its parameters count: of bearer, until there is a realm. */
+static bool begin(struct challenge *challenge, const char *name, size_t length)
+{
+	if (is_name(name, length, "basic"))
+		challenge->basic = true;
+	if (!is_name(name, length, "bearer") || challenge->realm)
+		return false;
+	free(challenge->service);
+	free(challenge->scope);
+	challenge->service = challenge->scope = NULL;
+	challenge->bearer = true;
+	return true;
+}
+
+static int parse_all(const char *text, struct challenge *challenge)
+{
+	bool counts = false;
+	int err = 0;
+
+	for (text = skip(text, " \t,"); !err && *text; text = skip(text, " \t,")) {
+		const char *name = text, *value, *end;
+		size_t length = strcspn(name, "= \t,");
+
+		value = skip(name + length, " \t");
+		if (*value != '=') {
+			counts = begin(challenge, name, length);
+			text = name + length;
+			continue;
+		}
+		value = skip(value + 1, " \t");
+		end = end_of_value(value);
+		if (!end)
+			break;
+		if (counts)
+			err = take(challenge, name, length, value, end);
+		text = end;
+	}
+	return err;
+}
+
+static bool has_scheme(const char *url)
+{
+	size_t length = 0;
+
+	while (isalnum((unsigned char)url[length]) || (url[length] && strchr("+.-", url[length])))
+		length++;
+	return length && url[length] == ':';
+}
+
+/* Makes a realm that is relative a URL, or empty. */
+static int resolve(struct challenge *challenge, const char *base)
+{
+	CURLU *url;
+	char *text = NULL;
+
+	if (!challenge->realm || has_scheme(challenge->realm))
+		return 0;
+	url = curl_url();
+	if (!url)
+		return -ENOMEM;
+	if (!curl_url_set(url, CURLUPART_URL, base, 0) &&
+	    !curl_url_set(url, CURLUPART_URL, challenge->realm, 0))
+		curl_url_get(url, CURLUPART_URL, &text, 0);
+	curl_url_cleanup(url);
+	free(challenge->realm);
+	challenge->realm = strdup(text ?: "");
+	curl_free(text);
+	return challenge->realm ? 0 : -ENOMEM;
+}
+
+int challenge_parse(const char *text, const char *base, struct challenge *challenge)
+{
+	int err;
+
+	*challenge = (struct challenge){};
+	err = parse_all(text, challenge);
+	if (!err)
+		err = resolve(challenge, base);
+	if (err)
+		challenge_clear(challenge);
+	return err;
+}
+
+bool challenge_wants_token(const struct challenge *challenge)
+{
+	return challenge->realm || (challenge->bearer && !challenge->basic);
 }
 
 void challenge_clear(struct challenge *challenge)

@@ -1,14 +1,25 @@
 /* SPDX-License-Identifier: MIT */
-/* How a registry says where to get tokens: `WWW-Authenticate: Bearer realm="...",...`. */
+/*
+ * How a registry says what it wants to be asked with: WWW-Authenticate (RFC 9110, 11.6).
+ * btrfs_ublk/image/challenge.py has the same rules.
+ */
 #ifndef LAZY_MIRROR_CHALLENGE_H
 #define LAZY_MIRROR_CHALLENGE_H
 
+#include <stdbool.h>
+
 struct challenge {
-	char *realm, *service, *scope; /* NULL: not said */
+	bool bearer, basic;	       /* which schemes there are */
+	char *realm, *service, *scope; /* of bearer, whose realm is a URL; NULL: not said */
 };
 
-/* Parses what follows "Bearer ". Returns 0, -EPROTO or -ENOMEM. */
-int challenge_parse(const char *text, struct challenge *challenge);
+/*
+ * Parses the headers of a refusal, joined by commas, up to what is not valid. A realm may be
+ * relative to `base`, the URL that was refused. Returns 0 or -ENOMEM.
+ */
+int challenge_parse(const char *text, const char *base, struct challenge *challenge);
+/* Whether a token is to be got, and not a password sent. */
+bool challenge_wants_token(const struct challenge *challenge);
 void challenge_clear(struct challenge *challenge);
 
 /*

@@ -42,7 +42,7 @@ struct oci_mirror {
 	bool insecure;
 
 	/* What the registry asks for; under remote.lock. */
-	char *challenge; /* parameters of Bearer */
+	char *challenge; /* that wants a token */
 	bool basic;
 };
 
@@ -81,14 +81,20 @@ static int oci_load(struct remote *remote, struct login *login, struct error *er
 	return err;
 }
 
-static char *take_challenge(struct oci_mirror *oci)
+/* Fills in what the registry has asked for; "bearer" says whether that was a token. */
+static int take_challenge(struct oci_mirror *oci, struct challenge *challenge)
 {
-	char *challenge;
+	char *url = registry_url(oci), *text;
+	int err = -ENOMEM;
 
 	pthread_mutex_lock(&oci->remote.lock);
-	challenge = oci->challenge ? strdup(oci->challenge) : NULL;
+	text = strdup(oci->challenge ?: "");
 	pthread_mutex_unlock(&oci->remote.lock);
-	return challenge;
+	if (url && text)
+		err = challenge_parse(text, url, challenge);
+	free(url);
+	free(text);
+	return err;
 }
 
 static int check_realm(const struct oci_mirror *oci, const char *realm, struct error *error)
@@ -96,6 +102,9 @@ static int check_realm(const struct oci_mirror *oci, const char *realm, struct e
 	char text[REMOTE_TEXT_BYTES];
 	struct error unused = {};
 
+	if (!realm || !*realm)
+		return error_set(error, -EPROTO, "%s asks for a token in a way that is not valid",
+				 oci->registry);
 	if (url_check(realm, "realm", &unused))
 		return error_set(error, -EPROTO, "%s names no URL to get a token from",
 				 oci->registry);
@@ -111,7 +120,6 @@ static int oci_ask(struct remote *remote, struct login *login, struct exchange *
 {
 	struct oci_mirror *oci = (struct oci_mirror *)remote;
 	struct challenge challenge = {};
-	char *text;
 	int err;
 
 	pthread_mutex_lock(&remote->lock);
@@ -119,14 +127,11 @@ static int oci_ask(struct remote *remote, struct login *login, struct exchange *
 	pthread_mutex_unlock(&remote->lock);
 	if (login->headers || login->send_user)
 		return 0;
-	text = take_challenge(oci);
-	if (!text)
-		return 0; /* the registry has not asked for a token */
-	err = challenge_parse(text, &challenge);
-	free(text);
+	err = take_challenge(oci, &challenge);
 	if (err)
-		return error_set(error, -EPROTO, "%s asks for a token in a way that is not valid",
-				 oci->registry);
+		return error_set(error, err, "no memory for a request");
+	if (!challenge.bearer)
+		return 0; /* the registry has not asked for a token */
 	err = check_realm(oci, challenge.realm, error);
 	if (!err &&
 	    challenge_request(&challenge, oci->repository, login->user ? NULL : login->password,
@@ -175,18 +180,21 @@ static int oci_answered(struct remote *remote, struct login *login, const char *
 static bool oci_refused(struct remote *remote, const struct response *response)
 {
 	struct oci_mirror *oci = (struct oci_mirror *)remote;
-	bool known;
+	struct challenge challenge;
+	bool wants_token, known;
 
-	if (response->status != 401)
+	if (response->status != 401 || challenge_parse(response->challenges, "", &challenge))
 		return false;
+	wants_token = challenge_wants_token(&challenge);
 	pthread_mutex_lock(&remote->lock);
-	if (response->bearer[0]) {
+	if (wants_token) {
 		free(oci->challenge);
-		oci->challenge = strdup(response->bearer);
+		oci->challenge = strdup(response->challenges);
 	}
-	oci->basic = response->basic && !response->bearer[0];
+	oci->basic = challenge.basic && !wants_token;
 	known = oci->challenge || oci->basic;
 	pthread_mutex_unlock(&remote->lock);
+	challenge_clear(&challenge);
 	return known;
 }
 

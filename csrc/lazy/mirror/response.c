@@ -106,10 +106,10 @@ static void take_text(char *text, size_t bytes, const char *value)
 
 static void take_challenge(struct response *response, const char *value)
 {
-	if (!strncasecmp(value, "bearer ", 7))
-		take_text(response->bearer, sizeof(response->bearer), value + 7);
-	else if (!strncasecmp(value, "basic", 5))
-		response->basic = true;
+	size_t there = strlen(response->challenges);
+
+	if (there + strlen(value) + 3 <= sizeof(response->challenges))
+		sprintf(response->challenges + there, "%s%s", there ? ", " : "", value);
 }
 
 /* Takes seconds, or a date. */

@@ -24,8 +24,7 @@ struct response {
 	char encoding[32];	/* empty: none */
 	char etag[200];		/* as sent, with its quotes; empty: none, or too long */
 	char last_modified[64]; /* as sent */
-	char bearer[1000];	/* the Bearer challenge of WWW-Authenticate */
-	bool basic;		/* there is a Basic challenge */
+	char challenges[2000];	/* all WWW-Authenticate that fit, joined by commas */
 	uint32_t retry_after_s; /* 0: the server did not say; at most a day */
 	unsigned node;		/* X-Site-Cache-Node, at most RING_NODES_MAX; 0: none */
 	uint32_t slice;		/* X-Site-Cache-Slice, bytes; 0: not said */

@@ -349,6 +349,29 @@ def test_a_registry_with_a_password_and_no_tokens(shell: Shell, tmp_path: Path) 
     assert AUTH not in home.requests[0]
 
 
+@pytest.mark.parametrize("password_first", [True, False])
+def test_a_token_where_a_password_is_taken_as_well(
+    shell: Shell, tmp_path: Path, password_first: bool
+) -> None:
+    """tests/test_logins.py has all forms of a challenge."""
+    wanted = ['Basic realm="all"', 'Bearer realm=/token, service="x y"']
+    line = ", ".join(wanted if password_first else reversed(wanted))
+
+    def answer(request: str) -> bytes:
+        if request.startswith("GET /token?service=x%20y&"):
+            return response("200 OK", b'{"token": "t0ken"}')
+        if "Bearer t0ken" not in request:
+            return response(f"401 No\nWWW-Authenticate: {line}")
+        return response(f"206 P\nContent-Range: bytes 0-9/{SIZE}", DATA[:10])
+
+    with scripted_server(answer) as home:
+        host = f"127.0.0.1:{home.port}"
+        path = config(tmp_path / "config.json", {"auths": {host: {"auth": AUTH}}})
+        with shell(host, DIGEST, docker_config=path) as mirror:
+            assert mirror.fetch(0, 10).data == DATA[:10]
+    assert [f"Basic {AUTH}" in x for x in home.requests] == [False, True, False]
+
+
 def test_a_teams_password_is_for_its_repositories(shell: Shell, tmp_path: Path) -> None:
     """tests/test_logins.py has all the keys that a file may have."""
     refused = response('401 No\nWWW-Authenticate: Basic realm="x"')

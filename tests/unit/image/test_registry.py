@@ -320,6 +320,30 @@ def test_a_refusal_says_what_to_do(
     assert refused.value.status == 401
 
 
+@pytest.mark.parametrize("password_first", [True, False])
+def test_a_token_where_a_password_is_taken_as_well(
+    tmp_path: Path, password_first: bool
+) -> None:
+    """tests/test_logins.py has all forms of a challenge."""
+    wanted = ['Basic realm="all"', 'Bearer realm=/token, service="x y"']
+    line = ", ".join(wanted if password_first else reversed(wanted))
+
+    def answer(request: str) -> bytes:
+        if request.startswith("GET /token?service=x+y&"):
+            return response("200 OK", b'{"token": "t0ken"}')
+        if "Bearer t0ken" not in request:
+            return response(f"401 No\nWWW-Authenticate: {line}")
+        return response("404 No")
+
+    with scripted_server(answer) as home:
+        host = f"127.0.0.1:{home.port}"
+        login = config(tmp_path / "config.json", host, {"auth": AUTH})
+        access = RegistryAccess(docker_config=login, insecure=True)
+        with pytest.raises(RegistryError, match="HTTP 404"):
+            inspect_image(Reference(host, "some/image", "app"), access)
+    assert [f"Basic {AUTH}" in x for x in home.requests] == [False, True, False]
+
+
 def test_a_refusal_names_the_helper_that_is_not_installed(
     registry: Registry, target: Reference, tmp_path: Path
 ) -> None:
