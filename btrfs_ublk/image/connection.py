@@ -15,6 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from typing import Any, NoReturn
 from urllib.parse import urljoin, urlsplit
 
@@ -39,7 +41,10 @@ _LATER_S, _LATER_PAUSE_S = 6.0, 0.1
 _LONGEST_S, _LEAST_BYTES_PER_S = 60.0, 16 << 10
 _MAX_TRIES = 5
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.2, 10.0
+#: How long a request may wait because the registry asks for it.
+_PATIENCE_S = 60.0
 _MAX_REDIRECTIONS = 5
+REDIRECTIONS = (301, 302, 303, 307, 308)
 #: Too busy, or a gateway whose server is; a later request may succeed.
 _PASSING = (408, 429, 500, 502, 503, 504)
 _MAX_ERROR_BYTES = 16 << 10
@@ -156,6 +161,7 @@ class Connection:
         answer, and not followed.
         """
         pause_s = _FIRST_PAUSE_S
+        until_s = time.monotonic() + _PATIENCE_S
         asked = False
         tried = 0
         while True:
@@ -184,6 +190,9 @@ class Connection:
                     continue
             if response.status_code in _PASSING and tried < tries:
                 wait_s = _retry_after_s(response, pause_s)
+                if time.monotonic() + wait_s > until_s:
+                    with response:
+                        self._refused(what, response, again_s=wait_s)
                 log.info("%s: %s: HTTP %d", self.place, what, response.status_code)
                 response.close()
                 time.sleep(wait_s)
@@ -249,6 +258,7 @@ class Connection:
     ) -> requests.Response:
         """Send a request, and follow redirections of those without a body."""
         authorized = _host(url) == _host(self._base)
+        sent_by: dict[str, str] = {}
         for _ in range(_MAX_REDIRECTIONS + 1):
             if not url.startswith("https://") and not self._access.insecure:
                 raise RegistryError(
@@ -258,7 +268,9 @@ class Connection:
             response = self._session.request(
                 method,
                 url,
-                headers=self._headers(headers or {}, authorized=authorized),
+                headers=self._headers(
+                    {**sent_by, **(headers or {})}, authorized=authorized
+                ),
                 data=body() if body is not None else None,
                 auth=_as_it_is,
                 allow_redirects=False,
@@ -268,13 +280,15 @@ class Connection:
             )
             self._refuse_encoded(response)
             target = response.headers.get("Location")
-            if response.status_code not in (301, 302, 303, 307, 308) or not target:
+            if response.status_code not in REDIRECTIONS or not target:
                 return response
             if body is not None:
                 return response  # an upload is not redirected
             if not leave and _host(urljoin(url, target)) != _host(self._base):
                 return response
             response.close()
+            # Some stores answer only those who come from their registry.
+            sent_by = {"Referer": "{}://{}/".format(*_host(url))}
             url = urljoin(url, target)
             # A token is for the registry, not for the store that it refers to.
             authorized = authorized and _host(url) == _host(self._base)
@@ -349,7 +363,9 @@ class Connection:
             "scope": " ".join(self._scopes) if login.identity_token else self._scopes,
         }
         what = "get a token"
+        until_s = time.monotonic() + _PATIENCE_S
         for tried in range(1, _MAX_TRIES + 1):
+            wait_s = _FIRST_PAUSE_S * 2**tried
             try:
                 if login.identity_token:
                     response = self._session.post(
@@ -385,8 +401,11 @@ class Connection:
                     break
                 if tried == _MAX_TRIES or response.status_code not in _PASSING:
                     self._refused(what, response)
+                wait_s = _retry_after_s(response, wait_s)
+                if time.monotonic() + wait_s > until_s:
+                    self._refused(what, response, again_s=wait_s)
                 response.close()
-            time.sleep(_FIRST_PAUSE_S * 2**tried)
+            time.sleep(wait_s)
         with response, deadline(response, 0):
             self._refuse_encoded(response)
             self._take_token(response)
@@ -424,7 +443,9 @@ class Connection:
                 hint += " Names of Docker Hub's images begin with docker.io/"
         return RegistryError(f"{self.place}: cannot {what}: {reason}", hint=hint)
 
-    def _refused(self, what: str, response: requests.Response) -> NoReturn:
+    def _refused(
+        self, what: str, response: requests.Response, *, again_s: float | None = None
+    ) -> NoReturn:
         status = response.status_code
         why = _error_text(response)
         hint = {
@@ -438,6 +459,10 @@ class Connection:
             hint = f"install {self._login.absent}, which may have the login; or {hint}"
         if status >= 500:
             hint = "the registry fails: try later"
+        if again_s is not None:
+            hint = (
+                f"the registry wants to be asked again in {again_s:.0f} s, not sooner"
+            )
         raise RegistryError(
             f"{self.place}: cannot {what}: HTTP {status}{why}", hint=hint, status=status
         )
@@ -496,9 +521,17 @@ def reason_of(error: BaseException) -> str:
     return re.sub(noise, "", text)
 
 
-def _retry_after_s(response: requests.Response, pause_s: float) -> float:
-    text = response.headers.get("Retry-After", "")
-    return min(float(text), _MAX_PAUSE_S) if text.isdigit() else pause_s
+def _retry_after_s(response: requests.Response, usual_s: float) -> float:
+    """Return how long to wait: seconds, or until a date (RFC 9110, 10.2.3)."""
+    text = response.headers.get("Retry-After", "").strip()
+    if re.fullmatch(r"[0-9]{1,9}", text):
+        return float(text)
+    try:
+        at = parsedate_to_datetime(text)
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return usual_s
+    wait_s = at.replace(tzinfo=at.tzinfo or UTC).timestamp() - time.time()
+    return wait_s if wait_s > 0 else usual_s
 
 
 def _error_text(response: requests.Response) -> str:

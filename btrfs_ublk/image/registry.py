@@ -18,7 +18,12 @@ import urllib3
 from btrfs_ublk.base.log import log
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
-from btrfs_ublk.image.connection import Connection, deadline, reason_of
+from btrfs_ublk.image.connection import (
+    REDIRECTIONS,
+    Connection,
+    deadline,
+    reason_of,
+)
 from btrfs_ublk.image.documents import (
     INDEX,
     INDEXES,
@@ -132,14 +137,16 @@ class RegistryRepository(Repository):
         return self._exists(f"blobs/{digest}", {})
 
     def _exists(self, path: str, headers: dict[str, str]) -> bool:
+        # NB: who is sent elsewhere has an answer. There, a signature for GET counts.
         with self._connection.request(
             "HEAD",
             self._path(path),
             what=f"look for {path}",
-            ok=(200, 404),
+            ok=(200, 404, *REDIRECTIONS),
             headers=headers,
+            leave=False,
         ) as response:
-            return response.status_code == 200
+            return response.status_code != 404
 
     def put_document(self, version: str, media_type: str, data: bytes) -> bool:
         """Store an index or a manifest; all that it names must be there. Returns

@@ -299,6 +299,7 @@ static int set_up(struct curl_handle *handle, const struct carriage *carriage)
 	 * tell.
 	 */
 	curl_easy_setopt(easy, CURLOPT_PIPEWAIT, url_is_https(carriage->url) ? 1L : 0L);
+	curl_easy_setopt(easy, CURLOPT_REFERER, carriage->referer);
 	if (carriage->form)
 		curl_easy_setopt(easy, CURLOPT_POSTFIELDS, carriage->form);
 	if (carriage->length)

@@ -226,6 +226,7 @@ static int set_request(struct exchange *exchange)
 		.without = exchange->host ? exchange->without : 0,
 		.if_range = exchange->if_range,
 		.accept = exchange->accept,
+		.referer = exchange->referer,
 		.form = exchange->form,
 		.offset = exchange->wanted.offset,
 		.length = exchange->wanted.length,
@@ -277,6 +278,19 @@ static const char *explain(struct exchange *exchange, struct error *whole)
 	return whole->text;
 }
 
+/* Some stores answer only those who come from their registry. Its paths are not their concern. */
+static int set_referer(struct exchange *exchange)
+{
+	const char *url = current_url(exchange), *authority = strstr(url, "://") + 3;
+
+	free(exchange->referer);
+	if (asprintf(&exchange->referer, "%.*s/", (int)(authority - url + strcspn(authority, "/?")),
+		     url) >= 0)
+		return 0;
+	exchange->referer = NULL;
+	return -ENOMEM;
+}
+
 static enum next follow(struct exchange *exchange)
 {
 	int err = bring_home(exchange);
@@ -300,6 +314,10 @@ static enum next follow(struct exchange *exchange)
 				      "redirects to what is no http or https URL, or has a user");
 	if (url_is_https(current_url(exchange)) && !url_is_https(to))
 		return wrong_redirect(exchange, -EPROTO, "redirects from https to http");
+	if (set_referer(exchange)) {
+		fail(exchange, -ENOMEM, FETCH_TRANSIENT, "no memory for a request");
+		return NEXT_DONE;
+	}
 	free(exchange->location);
 	exchange->location = exchange->carriage.redirect;
 	exchange->carriage.redirect = NULL;
@@ -444,8 +462,9 @@ static void finish(struct exchange *exchange)
 	free(exchange->url);
 	secret_free(exchange->form);
 	free(exchange->location);
+	free(exchange->referer);
 	exchange->carriage.redirect = NULL;
-	exchange->url = exchange->form = exchange->location = NULL;
+	exchange->url = exchange->form = exchange->location = exchange->referer = NULL;
 	exchange->done(exchange);
 }
 
@@ -482,7 +501,8 @@ static void forget_login(struct exchange *exchange)
 	login_drop(exchange->remote, exchange->login);
 	give_login_back(exchange);
 	free(exchange->location);
-	exchange->location = NULL;
+	free(exchange->referer);
+	exchange->location = exchange->referer = NULL;
 	exchange->direct = false;
 }
 

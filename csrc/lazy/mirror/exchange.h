@@ -59,6 +59,7 @@ struct exchange {
 	const struct carrier *carrier; /* NULL: none has the request */
 	struct exchange *next_waiting;
 	char *location;	    /* the target of a redirect */
+	char *referer;	    /* the origin that it came from */
 	char *asked, *host; /* URL and "Host" of a request to the cache; NULL: to no cache */
 	struct response_verdict verdict;
 	struct error reason;

@@ -93,6 +93,7 @@ static bool is_additional(const char *header)
 	static const char *const ours[] = {
 		"host",
 		"range",
+		"referer",
 		"user-agent",
 		"accept",
 		"accept-encoding",
@@ -139,6 +140,9 @@ size_t http1_request_write(const struct carriage *carriage, const struct http1_t
 		target->path, (int)host_length, host, (unsigned long long)carriage->offset,
 		(unsigned long long)carriage->offset + carriage->length - 1,
 		if_range ? "If-Range: " : "", if_range ?: "", if_range ? "\r\n" : "");
+	if (carriage->referer && used < room)
+		used += (size_t)snprintf(text + used, room - used, "Referer: %s\r\n",
+					 carriage->referer);
 	if (carriage->without && used < room)
 		used += (size_t)snprintf(text + used, room - used, "X-Site-Cache-Without: %u\r\n",
 					 carriage->without);

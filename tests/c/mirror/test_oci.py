@@ -307,7 +307,9 @@ def test_a_blob_that_is_not_there(shell: Shell, registry: Registry) -> None:
         assert mirror.fetch(0, UNIT).failure == "gone"
 
 
-def test_gives_the_token_to_the_registry_only(shell: Shell) -> None:
+@pytest.mark.parametrize("carrier", ["", "libcurl"])
+def test_gives_the_token_to_the_registry_only(shell: Shell, carrier: str) -> None:
+    """The store only gets to know who sends us."""
     head = f"206 P\nContent-Range: bytes 0-9/{SIZE}"
     tokens = response("200 OK", b'{"token": "t0ken"}')
     with (
@@ -322,7 +324,9 @@ def test_gives_the_token_to_the_registry_only(shell: Shell) -> None:
             return response(f"307 There\nLocation: {store.url('blob?signature=1')}")
 
         with scripted_server(answer) as home:
-            with shell(f"127.0.0.1:{home.port}", DIGEST) as mirror:
+            environment = {"HOME": "/nonexistent", "BTRFS_UBLK_HTTP": carrier}
+            keys = {"environment": environment}
+            with shell(f"127.0.0.1:{home.port}", DIGEST, **keys) as mirror:
                 assert mirror.fetch(0, 10).data == DATA[:10]
                 assert mirror.fetch(0, 10).data == DATA[:10]
     assert "service=x%20y&scope=repository%3Asome%2Fimage%3Apull" in (
@@ -331,6 +335,9 @@ def test_gives_the_token_to_the_registry_only(shell: Shell) -> None:
     assert len(token_server.requests) == 1
     assert len(store.requests) == 2
     assert "uthorization" not in "".join(store.requests)
+    referer = f"Referer: {home.url('')}\r\n"
+    assert [referer in x for x in store.requests] == [True, True]
+    assert "Referer" not in "".join(home.requests + token_server.requests)
 
 
 def test_a_registry_with_a_password_and_no_tokens(shell: Shell, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import requests
 from support.image_support import raw_index, sealed_image, tagged_image
 from support.needs import Need
 from support.registry_server import (
@@ -34,6 +35,7 @@ from support.scripted_server import response, scripted_server
 from btrfs_ublk.base.capabilities import Program
 from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import UsageError
+from btrfs_ublk.image import connection
 from btrfs_ublk.image import registry as registries
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.build import BuiltImage
@@ -342,6 +344,91 @@ def test_a_token_where_a_password_is_taken_as_well(
         with pytest.raises(RegistryError, match="HTTP 404"):
             inspect_image(Reference(host, "some/image", "app"), access)
     assert [f"Basic {AUTH}" in x for x in home.requests] == [False, True, False]
+
+
+def test_a_blob_is_there_if_the_registry_says_where(tmp_path: Path) -> None:
+    """The store's URL is signed for GET, and refuses HEAD, as S3 does."""
+
+    def stored(request: str) -> bytes:
+        return response("200 OK", b"x") if request[:4] == "GET " else response("403 No")
+
+    with scripted_server(stored) as store:
+        there = f"307 There\nLocation: {store.url('blob?signature=of-get')}"
+        gone = f"sha256:{'1' * 64}"
+        with scripted_server(
+            lambda request: response("404 No" if gone in request else there)
+        ) as home:
+            target = Reference(f"127.0.0.1:{home.port}", "some/image", "app")
+            access = RegistryAccess(docker_config=None, insecure=True)
+            with open_repository(target, access, writing=True) as repository:
+                assert repository.has_blob(f"sha256:{'0' * 64}")
+                assert not repository.has_blob(gone)
+                layout, one = Layout.made(tmp_path / "layout"), describe("x/y", b"x")
+                fetch_blob(layout, repository, one)
+    assert layout.blob(one.digest).read_bytes() == b"x"
+    # The store gets to know whose blob it is, but not which one.
+    assert f"\r\nReferer: {home.url('')}\r\n" in store.requests[-1]
+    assert "Referer" not in "".join(home.requests)
+
+
+@pytest.mark.parametrize(
+    ("text", "at_least_s", "at_most_s"),
+    [
+        ("3", 3, 3),
+        (" 30 ", 30, 30),
+        ("0", 0, 0),
+        ("DATE+3000 GMT", 2000, 3000),
+        ("DATE+3000 -0000", 2000, 3000),
+        ("DATE-3000 GMT", 7, 7),
+        ("", 7, 7),
+        ("-1", 7, 7),
+        ("1.5", 7, 7),
+        ("\xb2", 7, 7),
+        ("9" * 500, 7, 7),
+        ("soon", 7, 7),
+        ("Fri, 31 Feb 2026 99:99:99 GMT", 7, 7),
+        ("Fri, 27 Nov 99999999999 10:00:00 GMT", 7, 7),
+        ("Fri, 27 Nov 2026 10:00:00 +99999999", 7, 7),
+        ('\x01\xff,;"', 7, 7),
+    ],
+)
+def test_when_to_ask_again(text: str, at_least_s: float, at_most_s: float) -> None:
+    if text.startswith("DATE"):
+        after_s, zone = text[4:].split()
+        at = time.gmtime(time.time() + int(after_s))
+        text = time.strftime("%a, %d %b %Y %H:%M:%S ", at) + zone
+    answer = requests.Response()
+    answer.headers["Retry-After"] = text
+    assert at_least_s <= connection._retry_after_s(answer, 7.0) <= at_most_s
+
+
+def test_a_registry_is_not_asked_before_it_wants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is it waited for where that takes too long."""
+    waited: list[float] = []
+    monkeypatch.setattr(connection.time, "sleep", waited.append)
+    later = ["20", "3600"]
+
+    def answer(request: str) -> bytes:
+        if "GET /token" in request and later:
+            return response(f"429 Later\nRetry-After: {later.pop(0)}")
+        if "GET /token" in request:
+            return response("200 OK", b'{"token": "t0ken"}')
+        if "Bearer t0ken" not in request:
+            return response('401 No\nWWW-Authenticate: Bearer realm="/token"')
+        return response("503 Later\nRetry-After: 61")
+
+    with scripted_server(answer) as home:
+        target = Reference(f"127.0.0.1:{home.port}", "some/image", "app")
+        access = RegistryAccess(
+            docker_config=config(tmp_path / "c", target.registry, {}), insecure=True
+        )
+        for asked in ("3600 s", "61 s"):
+            with pytest.raises(RegistryError) as refused:
+                inspect_image(target, access)
+            assert refused.value.hint and f"again in {asked}" in refused.value.hint
+    assert waited == [20.0]
 
 
 def test_a_refusal_names_the_helper_that_is_not_installed(
