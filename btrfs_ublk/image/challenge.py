@@ -1,7 +1,7 @@
 """What a registry wants to be asked with: WWW-Authenticate (RFC 9110, 11.6).
 
 The same rules as for block servers (csrc/lazy/mirror/challenge.c);
-tests/data/challenges.json has cases for both.
+tests/support/tables/challenges.json has cases for both.
 """
 
 from __future__ import annotations

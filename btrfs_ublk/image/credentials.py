@@ -1,7 +1,7 @@
 """Logins for images, from where Docker's client and podman keep them.
 
 The same files, keys and helpers that oci mirrors take (csrc/lazy/mirror/docker.c,
-login_key.c); tests/data/logins.json has cases for both.
+login_key.c); tests/support/tables/logins.json has cases for both.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import subprocess
+import tarfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sanitized_build import PROJECT, SANITIZER_ENVIRONMENT
+from support.sanitized_build import PROJECT, SANITIZER_ENVIRONMENT
 
 from btrfs_ublk.image.challenge import parse_challenges
 
-TABLE = json.loads((PROJECT / "tests/data/logins.json").read_text(encoding="utf-8"))
+TABLE = json.loads(
+    (PROJECT / "tests/support/tables/logins.json").read_text(encoding="utf-8")
+)
 REFUSALS = json.loads(
-    (PROJECT / "tests/data/challenges.json").read_text(encoding="utf-8")
+    (PROJECT / "tests/support/tables/challenges.json").read_text(encoding="utf-8")
 )
 TIMEOUT_S = 120
 
