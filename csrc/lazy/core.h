@@ -149,7 +149,8 @@ struct core_options {
 	uint64_t run_bytes;	   /* most bytes of a request; 0: see host_run_bytes() */
 	unsigned changed_ms;	   /* how long a mirror that has changed is not asked */
 	unsigned unhealthy_ms;	   /* how long other mirrors are preferred to one that fails */
-	unsigned hedge_ms; /* how late a first byte makes a second request; 0: see hedge.c */
+	unsigned hedge_ms;  /* how late a first byte makes a second request; 0: see hedge.c */
+	unsigned silent_ms; /* how long requests may be silent; 0: see run.c */
 };
 
 /* See base/relaxed.h. */

@@ -33,6 +33,11 @@ struct fetcher_options {
 	unsigned unhealthy_ms;
 	/* how late a first byte makes a second request; 0: as hosts usually take */
 	unsigned hedge_ms;
+	/*
+	 * how long a request may be silent that nobody waits for, or that another place may have
+	 * instead; 0: as hosts usually take, and 5000 at most
+	 */
+	unsigned silent_ms;
 	bool spawns; /* kinds of mirrors start programs of ours; see fetcher_spawn() */
 };
 

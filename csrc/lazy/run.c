@@ -140,10 +140,12 @@ uint64_t attempt_deadline_ns(const struct unit *unit, const struct mirror *mirro
 }
 
 /* How long an attempt may be silent when its readers wait until `deadline_ns` (0: nobody waits). */
-static uint64_t silence_ns(uint64_t deadline_ns, uint64_t now_ns)
+static uint64_t silence_ns(const struct run *run, uint64_t deadline_ns, uint64_t now_ns)
 {
 	uint64_t half_ns = deadline_ns > now_ns ? (deadline_ns - now_ns) / 2 : 0;
 
+	if (!deadline_ns && run->core->options.silent_ms)
+		return run->core->options.silent_ms * NS_PER_MS;
 	if (!deadline_ns || half_ns > SILENT_MAX_S * NS_PER_S)
 		return SILENT_MAX_S * NS_PER_S;
 	return half_ns > SILENT_MIN_MS * NS_PER_MS ? half_ns : SILENT_MIN_MS * NS_PER_MS;
@@ -174,11 +176,14 @@ static uint64_t last_deadline_ns(const struct run *run)
 }
 
 /* How long a cache or mirror may be silent before another place is asked. */
-static uint64_t first_silence_ns(const struct mirror *mirror)
+static uint64_t first_silence_ns(const struct run *run)
 {
-	const struct histogram *past = mirror->latency ? &mirror->latency->histogram : NULL;
+	const struct latency *latency = run->mirror->latency;
+	const struct histogram *past = latency ? &latency->histogram : NULL;
 	uint64_t ns;
 
+	if (run->core->options.silent_ms)
+		return run->core->options.silent_ms * NS_PER_MS;
 	if (!past || histogram_count(past) < CACHE_KNOWN_AFTER)
 		return CACHE_SILENT_MS * NS_PER_MS;
 	ns = CACHE_SLOWER * histogram_percentile_ns(past, 950);
@@ -210,7 +215,7 @@ static bool is_given_up(struct run *run, uint64_t now_ns)
 		run->slow = has_second(run, now_ns);
 		return true;
 	}
-	if (now_ns >= host->answered_ns + first_silence_ns(run->mirror))
+	if (now_ns >= host->answered_ns + first_silence_ns(run))
 		return true;
 	if (run->began_ns + CACHE_SLOW_MAX_MS * NS_PER_MS > now_ns)
 		return false;
@@ -225,8 +230,8 @@ static uint64_t silent_at_ns(const struct run *run, uint64_t now_ns)
 	/* What came before the timer was set, or is not decoded yet, says less. */
 	uint64_t since_ns = run->last_ns ?: now_ns, at_ns;
 
-	at_ns = since_ns + (run->mirror->via ? first_silence_ns(run->mirror) :
-					       silence_ns(last_deadline_ns(run), now_ns));
+	at_ns = since_ns + (run->mirror->via ? first_silence_ns(run) :
+					       silence_ns(run, last_deadline_ns(run), now_ns));
 	return at_ns > now_ns ? at_ns : now_ns;
 }
 
@@ -238,7 +243,7 @@ static void look_for_progress(struct timer *timer)
 	uint64_t since_ns = run->held ? now_ns : run->began_ns;
 
 	if (since_ns > run->watched_ns && now_ns < run->until_ns) {
-		uint64_t at_ns = since_ns + first_silence_ns(run->mirror);
+		uint64_t at_ns = since_ns + first_silence_ns(run);
 
 		watch_silence(run, since_ns, at_ns < run->until_ns ? at_ns : run->until_ns);
 	} else if (run->progress != run->progress_seen &&
@@ -252,8 +257,7 @@ static void look_for_progress(struct timer *timer)
 		run->silent = run->mirror->via && !run->slow;
 		run_cancel(run);
 	} else {
-		watch_silence(run, now_ns,
-			      run->mirror->host->answered_ns + first_silence_ns(run->mirror));
+		watch_silence(run, now_ns, run->mirror->host->answered_ns + first_silence_ns(run));
 	}
 }
 
@@ -272,14 +276,14 @@ static void watch(struct run *run, uint64_t now_ns)
 	timer_clear(&run->timer);
 	run->until_ns = attempt_deadline_ns(unit, run->mirror, now_ns);
 	if (run->mirror->via || (ops->cancel && !ops->blocking && has_second(run, now_ns))) {
-		uint64_t at_ns = now_ns + first_silence_ns(run->mirror);
+		uint64_t at_ns = now_ns + first_silence_ns(run);
 
 		/* Readers may have less time than that, and another place something of it. */
 		watch_silence(run, now_ns, at_ns < run->until_ns ? at_ns : run->until_ns);
 	} else if (!unit_reader(unit) && ops->cancel) {
 		uint64_t last_ns = run->demanded ? last_deadline_ns(run) : 0;
 
-		watch_silence(run, now_ns, now_ns + silence_ns(last_ns, now_ns));
+		watch_silence(run, now_ns, now_ns + silence_ns(run, last_ns, now_ns));
 	} else if (ops->blocking || (run->asked > 1 && ops->cancel)) {
 		run->timer.expire = is_late;
 		timer_set(&run->core->timers, &run->timer, run->until_ns);
@@ -307,7 +311,7 @@ void run_joined(struct unit *unit, uint64_t deadline_ns)
 	if (!watched && run->until_ns <= deadline_ns)
 		return;
 	now_ns = clock_now_ns();
-	at_ns = now_ns + silence_ns(deadline_ns, now_ns);
+	at_ns = now_ns + silence_ns(run, deadline_ns, now_ns);
 	/*
 	 * For the first reader, silence before it came does not count: the response may be about to
 	 * arrive.

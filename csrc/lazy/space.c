@@ -142,6 +142,7 @@ static int open_parts(struct space *space, struct error *error)
 	struct fetcher_options fetcher_options = {
 		.run_bytes = number_in("BTRFS_UBLK_RUN_BYTES"),
 		.hedge_ms = (unsigned)number_in("BTRFS_UBLK_HEDGE_MS"),
+		.silent_ms = (unsigned)number_in("BTRFS_UBLK_SILENT_MS"),
 	};
 	int err = use_process(&fetcher_options.spawns, error);
 
