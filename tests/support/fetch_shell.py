@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from support.sanitized_build import SANITIZER_ENVIRONMENT
+from support.waiting import wait_until
 
 EXIT_TIMEOUT_S = 60
 
@@ -84,6 +85,11 @@ class FetchShell:
     def prefetch(self, source: int, offset: int, length: int) -> None:
         keys = {"source": source, "offset": offset, "length": length}
         self._send({"prefetch": 1, **keys})
+
+    def wait_for(self, reads: Collection[int]) -> None:
+        """Wait until these are answered, and perhaps others not. ``finish`` returns
+        all answers."""
+        wait_until(lambda: self.stats() and self._answers.keys() >= set(reads))
 
     def finish(self) -> dict[int, Answer]:
         """Wait for all reads, and return their answers by the numbers of ``begin``."""

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from typing import TypeVar
 
-_POLL_S = 0.02
+T = TypeVar("T")
 
-
-def wait_until(condition: Callable[[], object], *, timeout_s: float = 60) -> None:
-    """Wait until the condition is true; fail after ``timeout_s`` seconds."""
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s, "it has not happened in time"
-        time.sleep(_POLL_S)
+#: What takes longer hangs, however busy the machine is.
+DEADLINE_S = 60
+_POLL_S = 0.01
 
 
-def in_some_round(check: Callable[[int], None], *, rounds: int = 4) -> None:
-    """Run check(1), and while it fails check(2), check(4), check(8): all its times are
-    to be that many times as long. A machine that stands still for a while misses short
-    ones; what is wrong fails each round.
+def wait_until(
+    condition: Callable[[], T],
+    what: str | Callable[[], object] = "what was waited for has not happened",
+    *,
+    timeout_s: float = DEADLINE_S,
+) -> T:
+    """Wait until the condition is true, and return its value.
+
+    Fails after ``timeout_s`` seconds, with ``what`` has not happened, or with what that
+    returns: the state that is there in its place.
     """
-    for number in range(rounds - 1):
-        with suppress(AssertionError):
-            return check(1 << number)
-    return check(1 << (rounds - 1))
+    end_s = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() > end_s:
+            seen = what if isinstance(what, str) else what()
+            raise AssertionError(f"after {timeout_s} s: {seen}")
+        time.sleep(_POLL_S)
+    return value

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -16,14 +16,18 @@ from support.fetch_shell import FetchShell, fetch_shell
 from support.scripted_server import ScriptedServer, response, scripted_server
 from support.store_shell import StoreShell, units_of
 from support.waiting import in_some_round
+from support.waiting import DEADLINE_S, wait_until
 
 UNIT = 64 << 10
 UNITS = 256
 #: Units that are read first, all in the part of the object that one cache has. They
 #: earn two second requests.
 BEFORE = 48
-#: After so much silence, so that a busy machine keeps those.
-HEDGE = "hedge=1000"
+#: Second requests go out after so much silence, so that a busy machine keeps those; and
+#: no first one is given up for it.
+HEDGE = ("hedge=2000", "silent=600000", "unhealthy=600000")
+#: There are none, so that all that were earned are left.
+NO_HEDGE = "hedge=600000"
 DATA = b"".join(number.to_bytes(2, "little") * (UNIT // 2) for number in range(UNITS))
 
 
@@ -58,21 +62,21 @@ class Servers:
         return b""
 
     def late(self, script: Callable[[str], bytes]) -> Callable[[str], bytes]:
+        """Answer later than second requests go out."""
+
         def answer(request: str) -> bytes:
-            time.sleep(1.5)
+            self.end.wait(1.5)
             return script(request)
 
         return answer
 
     def after(
-        self, other: ScriptedServer, script: Callable[[str], bytes], pause_s: float
+        self, event: Event, script: Callable[[str], bytes]
     ) -> Callable[[str], bytes]:
-        """Answer when the other one has been asked, and has had the time to answer."""
+        """Answer when that has happened."""
 
         def answer(request: str) -> bytes:
-            while not other.requests and not self.end.wait(0.05):
-                pass
-            self.end.wait(pause_s)
+            assert event.wait(DEADLINE_S)
             return script(request)
 
         return answer
@@ -115,28 +119,24 @@ def test_a_mirror_that_falls_silent_fails_no_attempt(
     """Readers have what they want from the other one, and it is asked again only where
     a second request has been earned."""
 
-    def check(_: int) -> None:
-        with (
-            some_servers() as servers,
-            fetch_shell(sanitized_build, HEDGE, log=tmp_path / "log") as shell,
-        ):
-            mirrors = [http(servers.add()), http(servers.add())]
-            source = shell.add({"size": len(DATA), "unit": UNIT, "mirrors": mirrors})
-            read_all(shell, source, 0, BEFORE)
-            assert shell.stats()["hedges"] <= BEFORE // 20
-            servers.all[0].script = servers.silent
-            before = servers.counts()[0]
-            read_all(shell, source, BEFORE, 100)
-            stats = shell.stats()
-            asked = servers.counts()[0] - before
-            assert 0 < stats["hedges_won"] <= stats["hedges"] <= (BEFORE + 100) // 20
-            assert asked <= 3  # and then it is left alone
-            assert sum(servers.counts()) <= BEFORE + 100 + stats["hedges"] + asked
-            assert not any(stats["failures"].values())
-            host = stats["hosts"][f"127.0.0.1:{servers.all[0].port}"]
-            assert host["failures"] == 0
-
-    in_some_round(check)
+    with (
+        some_servers() as servers,
+        fetch_shell(sanitized_build, *HEDGE, log=tmp_path / "log") as shell,
+    ):
+        mirrors = [http(servers.add()), http(servers.add())]
+        source = shell.add({"size": len(DATA), "unit": UNIT, "mirrors": mirrors})
+        read_all(shell, source, 0, BEFORE)
+        servers.all[0].script = servers.silent
+        before = servers.counts()[0]
+        read_all(shell, source, BEFORE, 100)
+        stats = shell.stats()
+        asked = servers.counts()[0] - before
+        assert 0 < stats["hedges_won"] <= stats["hedges"] <= (BEFORE + 100) // 20
+        assert asked <= 3  # and then it is left alone
+        assert sum(servers.counts()) <= BEFORE + 100 + stats["hedges"] + asked
+        assert not any(stats["failures"].values())
+        host = stats["hosts"][f"127.0.0.1:{servers.all[0].port}"]
+        assert host["failures"] == 0
 
 
 def test_second_requests_are_one_in_twenty_from_the_first_on(
@@ -179,23 +179,28 @@ def test_two_gateways_of_which_one_is_silent(
 def test_caches_that_are_silent_do_not_send_readers_to_the_origin(
     sanitized_build: Path, tmp_path: Path, silent: int
 ) -> None:
-    def check(_: int) -> None:
-        with (
-            some_servers() as servers,
-            fetch_shell(sanitized_build, HEDGE, log=tmp_path / "log") as shell,
-        ):
-            source, caches = behind_caches(servers, shell)
-            slow = servers.late(good) if silent == 3 else servers.silent
-            for cache in caches[:silent]:
-                cache.script = slow
-            read_all(shell, source, BEFORE, 10)
-            stats = shell.stats()
-            assert stats["hedges"] > 0
-            assert sum(servers.counts()) <= BEFORE + 10 + (BEFORE + 10) // 20
-            assert servers.counts()[0] == 0
-            assert not any(stats["failures"].values())
+    """Three are only slow: the first one that is asked answers when two have been."""
+    both_asked = Event()
 
-    in_some_round(check)
+    def slow(request: str) -> bytes:
+        if sum(servers.counts()) >= before + 2:
+            both_asked.set()
+        return servers.after(both_asked, good)(request)
+
+    with (
+        some_servers() as servers,
+        fetch_shell(sanitized_build, *HEDGE, log=tmp_path / "log") as shell,
+    ):
+        source, caches = behind_caches(servers, shell)
+        before = sum(servers.counts())
+        for cache in caches[:silent]:
+            cache.script = slow if silent == 3 else servers.silent
+        read_all(shell, source, BEFORE, 10)
+        stats = shell.stats()
+        assert stats["hedges"] > 0
+        assert sum(servers.counts()) <= BEFORE + 10 + (BEFORE + 10) // 20
+        assert servers.counts()[0] == 0
+        assert not any(stats["failures"].values())
 
 
 def behind_caches(
@@ -218,10 +223,11 @@ def test_a_second_request_that_is_to_ask_later_is_no_failure(
     """One cache is silent, and the others are getting it: the origin is left alone."""
     source, (silent, *others) = behind_caches(servers, shell)
     silent.script = servers.silent
-    there_s = time.monotonic() + 4
+    chances = count()
 
     def later(request: str) -> bytes:
-        is_there = time.monotonic() > there_s
+        """As one that gets it from its origin, for a while."""
+        is_there = next(chances) >= 10
         return good(request) if is_there else response("425 Too Early")
 
     for other in others:
@@ -234,30 +240,25 @@ def test_a_second_request_that_is_to_ask_later_is_no_failure(
 def test_a_cache_that_was_silent_is_not_asked_again_soon(
     sanitized_build: Path, tmp_path: Path
 ) -> None:
-    def check(_: int) -> None:
-        with (
-            some_servers() as servers,
-            fetch_shell(sanitized_build, "hedge=60000", log=tmp_path / "log") as shell,
-        ):
-            source, (silent, *_others) = behind_caches(servers, shell)
-            silent.script = servers.silent
-            silent.requests.clear()
-            read_all(shell, source, BEFORE, 4)
-            assert len(silent.requests) == 1
-            assert servers.counts()[0] == 0
-            assert shell.stats()["failures"]["transient"] == 1
-
-    in_some_round(check)
+    options = (NO_HEDGE, "silent=4000", "unhealthy=600000")
+    with (
+        some_servers() as servers,
+        fetch_shell(sanitized_build, *options, log=tmp_path / "log") as shell,
+    ):
+        source, (silent, *_others) = behind_caches(servers, shell)
+        silent.script = servers.silent
+        silent.requests.clear()
+        read_all(shell, source, BEFORE, 4)
+        assert len(silent.requests) == 1
+        assert servers.counts()[0] == 0
+        assert shell.stats()["failures"]["transient"] == 1
 
 
 def test_a_prefetch_has_no_second_requests(servers: Servers, shell: FetchShell) -> None:
     mirrors = [http(servers.add(servers.late(good))), http(servers.add())]
     source = shell.add({"size": len(DATA), "unit": UNIT, "mirrors": mirrors})
     shell.prefetch(source, 0, 4 * UNIT)
-    end_s = time.monotonic() + 30
-    while shell.stats()["units_prefetched"] < 4:
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
+    wait_until(lambda: shell.stats()["units_prefetched"] == 4)
     assert shell.stats()["hedges"] == 0
     assert servers.counts()[1] == 0
 
@@ -266,10 +267,11 @@ def lazy(path: Path) -> dict[str, Any]:
     return {"kind": "lazy", "length": len(DATA), "map": str(path)}
 
 
-def hedging_shell(build: Path, path: Path) -> AbstractContextManager[EngineShell]:
-    return engine_shell(
-        build, describe(lazy(path)), environment={"BTRFS_UBLK_HEDGE_MS": "1000"}
-    )
+def hedging_shell(
+    build: Path, path: Path, log: Path
+) -> AbstractContextManager[EngineShell]:
+    environment = {"BTRFS_UBLK_HEDGE_MS": "2000", "BTRFS_UBLK_SILENT_MS": "600000"}
+    return engine_shell(build, describe(lazy(path)), environment=environment, log=log)
 
 
 def a_map(
@@ -287,8 +289,8 @@ def a_map(
 
 
 def earn(shell: EngineShell, servers: Servers) -> None:
-    """Have one second request earned, by readers who skip units."""
-    for number in range(UNITS - 1, UNITS - 50, -2):
+    """Have two second requests earned, by readers who skip units."""
+    for number in range(UNITS - 1, UNITS - 90, -2):
         data = DATA[number * UNIT :][:4096]
         assert shell.request(f"read {number * UNIT} 4096") == data
     for each in servers.all:
@@ -298,42 +300,45 @@ def earn(shell: EngineShell, servers: Servers) -> None:
 def test_wrong_bytes_do_not_end_the_other_request(
     sanitized_build: Path, tmp_path: Path
 ) -> None:
-    def check(times: int) -> None:
-        with some_servers() as servers:
-            first, second = servers.add(), servers.add(wrong)
-            path = a_map(sanitized_build, tmp_path / f"{times}", servers, digests=True)
-            with hedging_shell(sanitized_build, path) as shell:
-                earn(shell, servers)
-                first.script = servers.after(second, good, 0.5 * times)
-                assert shell.request("read 0 4096") == DATA[:4096]
-                stats = shell.stats()["lazy"][0]["fetcher"]
-            assert servers.counts() == [1, 1]
-            assert (stats["hedges"], stats["hedges_won"]) == (1, 0)
-            assert stats["failures"]["wrong_digest"] == 1
-
-    in_some_round(check)
+    refused = Event()
+    with some_servers() as servers:
+        first, _ = servers.add(), servers.add(wrong)
+        path = a_map(sanitized_build, tmp_path / "maps", servers, digests=True)
+        with hedging_shell(sanitized_build, path, tmp_path / "log") as shell:
+            earn(shell, servers)
+            before = shell.stats()["lazy"][0]["fetcher"]
+            first.script = servers.after(refused, good)
+            shell.send("read 0 4096")
+            wait_until(lambda: "event=wrong_digest" in (tmp_path / "log").read_text())
+            refused.set()
+            assert shell.answer("read 0 4096") == DATA[:4096]
+            stats = shell.stats()["lazy"][0]["fetcher"]
+        assert servers.counts() == [1, 1]
+        assert stats["hedges"] - before["hedges"] == 1
+        assert stats["hedges_won"] == before["hedges_won"]
+        assert stats["failures"]["wrong_digest"] == 1
 
 
 def test_of_two_contents_the_first_one_is_pinned(
     sanitized_build: Path, tmp_path: Path
 ) -> None:
     """Without digests, whoever is first is right, also for a later server."""
-
-    def check(times: int) -> None:
-        with some_servers() as servers:
-            first, second = servers.add(), servers.add()
-            path = a_map(sanitized_build, tmp_path / f"{times}", servers)
-            with hedging_shell(sanitized_build, path) as shell:
-                earn(shell, servers)
-                pinned = shell.stats()["lazy"][0]["fetcher"]["units_pinned"]
-                first.script = servers.after(second, wrong, 0.5 * times)
-                assert shell.request("read 0 4096") == DATA[:4096]
-                stats = shell.stats()["lazy"][0]["fetcher"]
-            assert (stats["hedges_won"], stats["units_pinned"]) == (1, pinned + 1)
-            first.script = wrong
-            with engine_shell(sanitized_build, describe(lazy(path))) as shell:
-                assert shell.request("read 0 4096") == DATA[:4096]
-                stats = shell.stats()["lazy"][0]["fetcher"]
-                assert stats["failures"]["wrong_digest"] > 0
-
-    in_some_round(check)
+    is_read = Event()
+    with some_servers() as servers:
+        first, _ = servers.add(), servers.add()
+        path = a_map(sanitized_build, tmp_path / "maps", servers)
+        with hedging_shell(sanitized_build, path, tmp_path / "log") as shell:
+            earn(shell, servers)
+            before = shell.stats()["lazy"][0]["fetcher"]
+            first.script = servers.after(is_read, wrong)
+            assert shell.request("read 0 4096") == DATA[:4096]
+            is_read.set()
+            stats = shell.stats()["lazy"][0]["fetcher"]
+        assert servers.counts() == [1, 1]
+        assert stats["hedges_won"] - before["hedges_won"] == 1
+        assert stats["units_pinned"] - before["units_pinned"] == 1
+        first.script = wrong
+        with engine_shell(sanitized_build, describe(lazy(path))) as shell:
+            assert shell.request("read 0 4096") == DATA[:4096]
+            stats = shell.stats()["lazy"][0]["fetcher"]
+            assert stats["failures"]["wrong_digest"] > 0
