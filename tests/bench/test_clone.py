@@ -45,10 +45,10 @@ def invoke(command: click.Command, *words: str | Path) -> dict[str, Any]:
 
 def assert_plausible(result: Result, *, files: int, processes: int = 1) -> None:
     assert (result["files"], result["processes"]) == (files, processes)
-    assert 100 < result["rate"] < 1e6
+    assert 0 < result["rate"] < 1e6
     assert 0 < result["p50_us"] <= result["p99_us"] <= result["p99.9_us"]
     assert result["p99.9_us"] <= result["max_us"] <= result["wall_s"] * 1e6
-    assert 1 < result["cpu_us"] < 10_000
+    assert 1 < result["cpu_us"]
     assert result["load"] >= 0 and result["other_cores"] >= 0
 
 

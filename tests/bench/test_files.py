@@ -82,7 +82,7 @@ class TestMakeFiles:
         assert sum(len(names) for _, _, names in os.walk(tmp_path)) == 50
         assert record["files"] == 50 and record["processes"] == processes
         assert 0 < record["p50_us"] <= record["p99_us"] <= record["max_us"]
-        assert 50 < record["rate"] < 50e6
+        assert 0 < record["rate"] < 50e6
         assert record["wall_s"] * 1e6 >= record["max_us"]
 
     def test_an_error_names_the_file_and_the_step(self, tmp_path: Path) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 
 import psutil
 import pytest
 from support.needs import Need
+from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import ROOT
 from btrfs_ublk.base.process import run
@@ -29,14 +29,8 @@ def test_hogs_are_there_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: {0, 1})
     for kind, policy in (("idle", os.SCHED_IDLE), ("normal", os.SCHED_OTHER)):
         with hogs(kind):
-            deadline_s = time.monotonic() + 60
-            while policies() != [policy] * 2:
-                assert time.monotonic() < deadline_s
-                time.sleep(0.02)
-        deadline_s = time.monotonic() + 60
-        while policies():
-            assert time.monotonic() < deadline_s
-            time.sleep(0.02)
+            wait_until(lambda: policies() == [policy] * 2, policies)
+        wait_until(lambda: not policies(), policies)
     with hogs(None):
         assert policies() == []
 

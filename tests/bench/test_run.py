@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from support.needs import Need
 from support.system_state import SystemState
+from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, MKFS_BTRFS, Fio, Helper
 from btrfs_ublk.base.helpers import MAP_PHYSICAL, MKSEED, SERVER
@@ -140,13 +141,16 @@ def assert_accounted(row: Row) -> None:
 
 def wait_for_fio(parent: Path, *, timeout_s: float) -> Path:
     """The directory of the run in which fio reads; the first check is over then."""
-    deadline_s = time.monotonic() + timeout_s
-    while time.monotonic() < deadline_s:
+
+    def reads() -> Path | None:
         for path in parent.glob("btrfs-ublk-*/mnt/clone"):
             if any(is_fio_of(x, parent) for x in Path("/proc").glob("[0-9]*")):
                 return path.parent.parent
-        time.sleep(0.05)
-    raise TimeoutError(f"no fio in {parent}")
+        return None
+
+    found = wait_until(reads, f"no fio in {parent}", timeout_s=timeout_s)
+    assert found is not None
+    return found
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from support.stopping import freeze
+from support.waiting import wait_until
 
 from btrfs_ublk.base.process import ProcessIdentity
 from btrfs_ublk.base.readers import read_direct
@@ -215,10 +216,9 @@ class Readers:
     def wait_for_reads(self, count: int) -> None:
         """Wait until ``count`` more reads have been answered."""
         target = self.reads + count
-        deadline_s = time.monotonic() + TIMEOUT_S
-        while self.reads < target:
-            assert time.monotonic() < deadline_s, f"{self.reads} reads, then none"
-            time.sleep(0.005)
+        wait_until(
+            lambda: self.reads >= target, lambda: f"{self.reads} reads, then none"
+        )
 
     def _run(self, seed: int) -> None:
         places = random.Random(seed)

@@ -19,6 +19,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from support.stopping import ending_with_us, freeze, stop
+from support.waiting import wait_until
 
 ACCESS_KEY, SECRET_KEY = "AKIDTESTS", "s3cr3t/with+signs="
 PUBLIC_BUCKET, BUCKET = "everybody", "members.only"
@@ -107,10 +108,14 @@ class S3Server:
         """Store an object; ``key`` is as in a URL. The part that has volumes may not
         have told the others yet that it is there.
         """
-        end = time.monotonic() + START_TIMEOUT_S
-        while (status := self._put(f"/{bucket}/{key}", data)) >= 500:
-            assert time.monotonic() < end, status
-            time.sleep(0.2)
+        status = 0
+
+        def is_answered() -> bool:
+            nonlocal status
+            status = self._put(f"/{bucket}/{key}", data)
+            return status < 500
+
+        wait_until(is_answered, lambda: status, timeout_s=START_TIMEOUT_S)
         assert status == 200, status
 
     def put_in_parts(self, bucket: str, key: str, parts: list[bytes]) -> None:
@@ -171,14 +176,15 @@ def _arguments(root: Path, ports: list[int]) -> list[str]:
 
 def _is_up(server: S3Server, process: subprocess.Popen[bytes], log: Path) -> bool:
     """Wait until it has its buckets; False: it has ended."""
-    end = time.monotonic() + START_TIMEOUT_S
     # It does not tell when it is ready, as its parts have to find each other.
     for bucket in (PUBLIC_BUCKET, BUCKET):
-        while not server.make_bucket(bucket):
-            if process.poll() is not None:
-                return False
-            assert time.monotonic() < end, log.read_text(encoding="utf-8")
-            time.sleep(0.2)
+        wait_until(
+            lambda: process.poll() is not None or server.make_bucket(bucket),
+            log.read_text,
+            timeout_s=START_TIMEOUT_S,
+        )
+        if process.poll() is not None:
+            return False
     return True
 
 

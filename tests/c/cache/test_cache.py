@@ -19,6 +19,7 @@ from support.cache_shell import (
     refusal,
     start_shell,
 )
+from waiting import wait_until
 
 UNIT = 64 << 10
 SIZE = 10 * UNIT + 5000  # the last of 11 units is short
@@ -171,10 +172,7 @@ def test_keeps_what_is_pinned(sanitized_build: Path, tmp_path: Path) -> None:
         assert shell.stats()["no_room"] == 1
         assert shell.ask("read 0 0 7") == "ok"
         (tmp_path / f"{key_of(0)}.pin").unlink()
-        deadline = time.monotonic() + 60
-        while shell.ask("put 1 0") != "ok":
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: shell.ask("put 1 0") == "ok")
 
 
 def test_leaves_a_reserve(sanitized_build: Path, tmp_path: Path) -> None:
@@ -445,8 +443,7 @@ def test_answers_while_a_content_is_opened(
     ):
         fcntl.flock(bits, fcntl.LOCK_EX)
         shell.send("later open 0", key_of(0), SIZE, UNIT)
-        while not wants_lock(shell.process.pid):
-            time.sleep(0.01)
+        wait_until(lambda: wants_lock(shell.process.pid))
         assert shell.stats()["open_contents"] == 0
         fcntl.flock(bits, fcntl.LOCK_UN)
         assert shell.answer() == "ok"
@@ -524,8 +521,7 @@ def test_syncs_while_others_put(sanitized_build: Path, tmp_path: Path) -> None:
         shell.open(0, 1 << 30, 4096)
         shell.open(1, 1 << 30, 4096)
         shell.send("later stress 60 8")
-        while not shell.stats()["pending_units"]:
-            time.sleep(0.01)
+        wait_until(lambda: shell.stats()["pending_units"])
         last = (1 << 30) // 4096 - 1
         assert shell.ask("put 1", last) == "ok"
         before = int(shell.ask("batches"))

@@ -20,6 +20,7 @@ import pytest
 from click.testing import CliRunner
 from support.cache_shell import CacheShell, cache_shell, key_of, refusal, start_shell
 from support.paths import CHILDREN
+from support.waiting import wait_until
 
 from btrfs_ublk.cli.cache import command, parse_age
 from btrfs_ublk.content.cache import Cache, Status, map_digests, root_digest
@@ -194,10 +195,7 @@ def test_limits_hold_for_all_servers(sanitized_build: Path, tmp_path: Path) -> N
         assert (stats["max_bytes"], stats["reserve_bytes"]) == (20 * UNIT, 4096)
         limit(directory, "--max", f"{4 * UNIT}", "--reserve", "4096")
         assert run_cache(directory, "status")["cached_bytes"] <= 4 * UNIT
-        deadline = time.monotonic() + 40
-        while shell.stats()["max_bytes"] != 4 * UNIT:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: shell.stats()["max_bytes"] == 4 * UNIT, shell.stats)
         fill(shell, 1)
         assert shell.stats()["bytes"] <= 4 * UNIT
         (directory / "limits").write_text("{}")
@@ -218,10 +216,7 @@ def test_limits_that_change_within_a_second(
     with cache_shell(sanitized_build, tmp_path, reserve_bytes=0) as shell:
         assert shell.stats()["max_bytes"] == 4096000
         say(8192000)
-        deadline = time.monotonic() + 40
-        while shell.stats()["max_bytes"] != 8192000:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: shell.stats()["max_bytes"] == 8192000, shell.stats)
 
 
 def test_limits_of_the_first_version_hold(

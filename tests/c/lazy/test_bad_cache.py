@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 from support.engine_shell import EngineShell, describe, engine_shell
 from support.store_shell import root_of, units_of
 from support.virtual_data import VirtualData
+from support.waiting import wait_until
 
 SIZE = 40 << 20
 SMALL_UNIT, UNIT = 4096, 65536
@@ -82,13 +83,6 @@ def locked(path: Path) -> Iterator[None]:
 def fetcher(shell: EngineShell) -> dict[str, Any]:
     stats: dict[str, Any] = shell.stats()["lazy"][0]["fetcher"]
     return stats
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def wait_until_cached(shell: EngineShell) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from support.fetch_shell import fetch_shell
 from support.scripted_server import response, scripted_server
+import pytest
 
 UNIT = 65536
 UNITS = 64
@@ -44,11 +45,6 @@ def test_events(sanitized_build: Path, tmp_path: Path) -> None:
             slow = shell.add(keys | {"url": server.url("slow")})
             assert shell.read(gone, 5 * UNIT, 4096).result == -5
             assert shell.read(slow, 8192, 4096, deadline_s=0.5).result == -5
-            for unit in range(UNITS):
-                shell.begin(gone, unit * UNIT, 4096)
-            shell.finish()
-            time.sleep(1)
-            shell.read(gone, 0, 4096)
         host = f"127.0.0.1:{server.port}"
     assert "s3cret" not in log.read_text()
     found = events(log)
@@ -64,6 +60,24 @@ def test_events(sanitized_build: Path, tmp_path: Path) -> None:
     late = next(event for event in later if event["event"] == "deadline_missed")
     assert late["source"] == "1"
     assert late["message"] == "4096 bytes at 8192 did not come in time"
+
+
+@pytest.mark.timing
+def test_few_lines_are_written_a_second(sanitized_build: Path, tmp_path: Path) -> None:
+    """And how many there would have been is said in the next one."""
+    log = tmp_path / "log"
+    with (
+        scripted_server(lambda _: response("404 No")) as server,
+        fetch_shell(sanitized_build, log=log) as shell,
+    ):
+        keys = {"kind": "http", "size": UNIT * UNITS, "unit": UNIT}
+        gone = shell.add(keys | {"url": server.url("gone")})
+        for unit in range(UNITS):
+            shell.begin(gone, unit * UNIT, 4096)
+        shell.finish()
+        time.sleep(1)
+        shell.read(gone, 0, 4096)
+    found = events(log)
     left_out = [event for event in found if event["event"] == "left_out"]
     assert sum(int(event["count"]) for event in left_out) > UNITS
     assert len(found) < UNITS

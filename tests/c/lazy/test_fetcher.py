@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.fetch_shell import fetch_shell
+from support.waiting import wait_until
 
 BLOCK = 4096
 EIO = -errno.EIO
@@ -185,7 +186,8 @@ def test_a_read_without_a_deadline_waits(
     with fetch_shell(sanitized_build, log=tmp_path / "log") as shell:
         source = shell.add(file_source(path, len(data)))
         number = shell.begin(source, 0, BLOCK, deadline_s=None)
-        time.sleep(0.3)
+        wait_until(lambda: shell.stats()["failures"]["gone"])
+        assert shell.stats()["reads_waiting"] == 1
         away.rename(path)
         assert shell.finish()[number].data == data[:BLOCK]
 
@@ -214,10 +216,7 @@ def test_prefetch(sanitized_build: Path, content: tuple[Path, bytes]) -> None:
     with fetch_shell(sanitized_build) as shell:
         source = shell.add(file_source(path, len(data)))
         shell.prefetch(source, 0, 1 << 19)
-        end = time.monotonic() + 30
-        while shell.stats()["units_prefetched"] < 8:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        wait_until(lambda: shell.stats()["units_prefetched"] == 8, shell.stats)
         assert shell.read(source, 0, 1 << 19).data == data[: 1 << 19]
         assert shell.stats()["units_fetched"] == 8
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support.fetch_shell import FetchShell, fetch_shell
 from support.scripted_server import ScriptedServer, response, scripted_server
+from support.waiting import wait_until
 
 UNIT = 4096
 UNITS = 16
@@ -59,10 +60,7 @@ def write_secret(path: Path, text: str) -> None:
 def read_meanwhile(shell: FetchShell, source: int, unit: int) -> Iterator[None]:
     """A read that has no credentials, and comes to a good end once there are some."""
     number = shell.begin(source, unit * UNIT, UNIT, deadline_s=60)
-    end = time.monotonic() + 60
-    while not shell.stats()["failures"]["no_login"]:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: shell.stats()["failures"]["no_login"])
     yield
     assert shell.finish()[number].data == DATA[unit * UNIT :][:UNIT]
 

@@ -34,6 +34,7 @@ from support.needs import Need
 from support.soak import share_of
 from support.store_shell import root_of, units_of
 from support.web_server import NGINX, WebServer, web_server
+from support.waiting import wait_until
 
 STEPS = share_of(20_000, least_percent=20)
 STEPS_EACH = 200
@@ -285,14 +286,14 @@ class LazyMachine(RuleBasedStateMachine):
     def _settle(self) -> None:
         """Until nothing is on its way from the sources or to the cache."""
         assert self.engine is not None
-        end = time.monotonic() + PATIENCE_S
-        while True:
-            lazy = self.engine.stats()["lazy"][0]
+        stats = self.engine.stats
+
+        def is_at_rest() -> bool:
+            lazy = stats()["lazy"][0]
             under_way = [lazy["fetcher"][f"units_{x}"] for x in ("queued", "in_flight")]
-            if not any(under_way) and not lazy["cache"]["pending_units"]:
-                break
-            assert time.monotonic() < end, lazy
-            time.sleep(0.001)
+            return not any(under_way) and not lazy["cache"]["pending_units"]
+
+        wait_until(is_at_rest, stats, timeout_s=PATIENCE_S)
 
     @rule(units=st.sampled_from([0, 0, 1, 4]), settled=st.booleans())
     def evict(self, units: int, settled: bool) -> None:

@@ -9,7 +9,6 @@ import random
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -21,6 +20,7 @@ from support.engine_shell import EngineShell, describe, engine_shell
 from support.needs import inapplicable
 from support.sanitized_build import SANITIZER_ENVIRONMENT
 from support.virtual_data import BLOCK, UNIT, VirtualData
+from support.waiting import wait_until
 
 from btrfs_ublk.kernel.page_cache import resident_bytes
 
@@ -328,21 +328,16 @@ def test_ends_while_prefetched_units_rest(
     )
     with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
         shell.map_request("prefetch-start")
-        end = time.monotonic() + 60
-        while not shell.stats()["lazy"][0]["fetcher"]["failures"]["transient"]:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        wait_until(lambda: shell.stats()["lazy"][0]["fetcher"]["failures"]["transient"])
 
 
 def wait_until_stored(shell: EngineShell) -> None:
-    end = time.monotonic() + 60
-    while True:
+    def are_stored() -> bool:
         fetcher = shell.stats()["lazy"][0]["fetcher"]
         under_way = fetcher["units_queued"] + fetcher["units_in_flight"]
-        if not under_way and fetcher["units_stored"] == fetcher["units_fetched"]:
-            break
-        assert time.monotonic() < end
-        time.sleep(0.01)
+        return not under_way and fetcher["units_stored"] == fetcher["units_fetched"]
+
+    wait_until(are_stored, shell.stats)
 
 
 def test_deadline(sanitized_build: Path, virtual: VirtualData, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,15 @@ from support.sanitized_build import SANITIZER_ENVIRONMENT
 from support.scripted_server import ScriptedServer, scripted_server
 from support.store_shell import root_of, units_of
 from support.virtual_data import VirtualData
+from support.engine_shell import describe, engine_shell
+from support.fetch_shell import FetchShell, fetch_shell
+from support.lying_fetcher import INQUIRY_LIES, LIES, PROBE_LIES, program
+from support.refused_calls import refusing
+from support.sanitized_build import SANITIZER_ENVIRONMENT
+from support.scripted_server import ScriptedServer, response, scripted_server
+from support.store_shell import root_of, units_of
+from support.virtual_data import VirtualData
+from support.waiting import wait_until
 
 from btrfs_ublk.units import MIB
 
@@ -219,10 +229,9 @@ def test_it_ends_when_there_is_nothing_to_do(
                 shell.request(f"read {unit * UNIT} {UNIT}")
                 == DATA[unit * UNIT :][:UNIT]
             )
-            end_s = time.monotonic() + 60
-            while shell.stats()["lazy"][0]["fetcher"]["process"]["running"]:
-                assert time.monotonic() < end_s
-                time.sleep(0.05)
+            wait_until(
+                lambda: not shell.stats()["lazy"][0]["fetcher"]["process"]["running"]
+            )
         stats = shell.stats()["lazy"][0]["fetcher"]["process"]
     assert (stats["started"], stats["died"], stats["failed"]) == (2, 0, 0)
 
@@ -317,10 +326,7 @@ def test_it_does_not_outlive_its_server(
         pid = process_of(shell)
         os.kill(pid, signal.SIGSTOP)
         os.kill(shell.pid, signal.SIGKILL)
-        end_s = time.monotonic() + 60
-        while is_alive(pid) and time.monotonic() < end_s:
-            time.sleep(0.01)
-        assert not is_alive(pid)
+        wait_until(lambda: not is_alive(pid))
         raise BrokenPipeError
 
 

@@ -306,6 +306,7 @@ def test_uuids_are_fresh_or_as_given(tmp_path: Path) -> None:
 # Speed
 
 
+@pytest.mark.timing
 def test_four_exbibytes_are_quick_and_small(sparse_path: Path) -> None:
     times = []
     for attempt in range(3):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from support.image_support import ordinary_image
 from support.needs import Need
 from support.volume_support import NAME, Place
+from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Helper
 from btrfs_ublk.base.helpers import MKIMAGE
@@ -204,10 +204,13 @@ def test_a_volume_fetches_it_at_once(place: Place) -> None:
     units = -(-image.first_bytes // UNIT)
     for _ in range(2):  # The second time, all of it is in the cache.
         up_volume(NAME, place.definition(image=str(image.name)), base=place.base)
-        deadline = time.monotonic() + 60
-        while (done := device_map(NAME).prefetch_status()) is None or done.is_running:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+
+        def ended() -> Any:
+            now = device_map(NAME).prefetch_status()
+            return None if now is None or now.is_running else now
+
+        done = wait_until(ended)
+        assert done is not None
         assert done.is_complete and done.units == units
         # Read-ahead ends with a mapping.
         ends = [each.end for each in device_map(NAME).list()]

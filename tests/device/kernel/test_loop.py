@@ -136,7 +136,7 @@ def test_someone_who_has_it_open_delays_the_detaching(image: Path) -> None:
             reader.stdout.readline()
             process_ledger().undo(process_ledger().entries()[0])
             assert backing_of(device.path) is None
-            assert reader.wait(10) == 0
+            assert reader.wait(60) == 0
 
 
 def test_a_device_that_vanishes_is_not_in_use(image: Path) -> None:

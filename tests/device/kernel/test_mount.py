@@ -94,7 +94,7 @@ class TestMounted:
             caught.value
         )
         user.kill()
-        user.wait(10)
+        user.wait(60)
         process_ledger().undo(process_ledger().entries()[0])
         assert target not in targets()
 
@@ -102,7 +102,7 @@ class TestMounted:
         with mounted("none", target, fs_type="tmpfs"):
             user = subprocess.Popen(["sleep", "0.3"], cwd=target)
         assert target not in targets()
-        user.wait(10)
+        user.wait(60)
 
     def test_umount2_waits_for_them_as_well(self, target: Path) -> None:
         run(["mount", "-t", "tmpfs", "none", target], timeout_s=10)
@@ -160,7 +160,7 @@ class TestMounted:
         left = [entry.kind for entry in process_ledger().entries()]
         exists = image.exists()
         user.kill()
-        user.wait(10)
+        user.wait(60)
         outcomes = process_ledger().sweep()
         assert left == ["tempdir", "loop", "mount"] and exists
         assert [outcome.result for outcome in outcomes] == ["removed"] * 3

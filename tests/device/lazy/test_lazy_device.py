@@ -18,6 +18,7 @@ import pytest
 from support.needs import Serve
 from support.stopping import freeze
 from support.virtual_data import BLOCK, UNIT, VirtualData
+from support.waiting import wait_until
 
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.server import (
@@ -62,10 +63,7 @@ def stats_of(server: BlockServer) -> LazyStats:
 
 
 def wait_for_readers(server: BlockServer, count: int) -> None:
-    end = time.monotonic() + 30
-    while (found := stats_of(server).fetcher.reads_waiting) < count:
-        assert time.monotonic() < end, found
-        time.sleep(0.05)
+    wait_until(lambda: stats_of(server).fetcher.reads_waiting >= count)
 
 
 @contextmanager
@@ -241,7 +239,4 @@ def test_no_directory_is_kept_busy(serve: Serve, virtual: VirtualData) -> None:
         threads = list(Path(f"/proc/{server.pid}/task").iterdir())
         assert len(threads) > 8
         # One that nothing was asked of yet may not have come to it.
-        end = time.monotonic() + 30
-        while {os.readlink(thread / "cwd") for thread in threads} != {"/"}:
-            assert time.monotonic() < end, threads
-            time.sleep(0.05)
+        wait_until(lambda: {os.readlink(thread / "cwd") for thread in threads} == {"/"})

@@ -308,7 +308,7 @@ def test_what_was_acknowledged_survives_a_kill(need: Need, tmp_path: Path) -> No
                             killing.start()
                 except (OSError, EOFError, ValueError):
                     pass
-            server.process.wait(20)
+            server.process.wait(60)
     with ServerProcess(
         description(tmp_path, cached=False), "--queues", "1", front_end="fuse"
     ) as server:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,9 @@ from support.needs import Need, Serve
 from support.origin import DATA, SIZE, UNIT, UNITS, Origin, source_of
 from support.sanitized_build import SANITIZER_ENVIRONMENT
 from support.scripted_server import ScriptedServer, scripted_server
+from support.needs import Need
+from support.needs import Serve
+from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP
 from btrfs_ublk.base.readers import read_direct
@@ -72,10 +75,13 @@ def describe(directory: Path, *, cached: bool = True) -> Description:
 
 def until_over(client: MapClient, begun: Prefetch) -> Prefetch:
     now: Prefetch | None = begun
-    end_s = time.monotonic() + TIMEOUT_S
-    while now is not None and now.is_running:
-        assert time.monotonic() < end_s, now
+
+    def is_over() -> bool:
+        nonlocal now
         now = client.prefetch_status(follow=begun.id)
+        return now is None or not now.is_running
+
+    wait_until(is_over, lambda: now)
     assert now is not None and now.id == begun.id
     return now
 
@@ -248,13 +254,6 @@ def begun(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             process.kill()
-
-
-def wait_until(what: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + TIMEOUT_S
-    while not what():
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
 
 
 @pytest.fixture

@@ -298,14 +298,15 @@ def test_a_server_with_many_clients_is_well(front_end: FrontEndName) -> None:
     with supervised_device(DESCRIPTION, wanted, name="one") as device:
         control = device_directory("one").path / "control"
         with ExitStack() as stack:
-            for _ in range(16):
-                client = stack.enter_context(ControlClient(control))
+            clients = [stack.enter_context(ControlClient(control)) for _ in range(16)]
+            for client in clients:
                 assert client.request("info")["reply"] == "info"
             time.sleep(4)
+            for client in clients:  # silent for 10 s, they lose their places
+                assert client.request("info")["reply"] == "info"
             busy = show_device("one")
             assert busy.is_well and busy.stats is None
             kill_supervisor("one")
-            # Clients that are silent for 10 s lose their places.
             assert recover_device("one")
         after = show_device("one")
         assert after.is_well and after.stats

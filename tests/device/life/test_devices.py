@@ -30,6 +30,7 @@ from support.device_support import (
 )
 from support.needs import Need, may_be_killed
 from support.system_state import SystemState
+from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import UBLK
 from btrfs_ublk.device import (
@@ -192,10 +193,9 @@ def test_del_of_a_mounted_device(options: DeviceOptions, sparse_path: Path) -> N
 
 
 def wait_until_dead(name: str, *, health: str = "dead") -> None:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while show_device(name).health != health:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    wait_until(
+        lambda: show_device(name).health == health, lambda: show_device(name).health
+    )
 
 
 def test_the_dead_are_collected(options: DeviceOptions) -> None:
@@ -301,11 +301,12 @@ def test_an_interrupted_add(
 
 def settle_and_remove() -> None:
     """After the death of ``add``: a whole device, or nothing that gc does not take."""
-    deadline_s = time.monotonic() + 60
-    while (devices := list_devices()) and devices[0].health not in ("dead", "serving"):
-        assert time.monotonic() < deadline_s, devices
-        time.sleep(0.05)
-    for device in devices:
+
+    def has_settled() -> bool:
+        return {each.health for each in list_devices()} <= {"dead", "serving"}
+
+    wait_until(has_settled, list_devices)
+    for device in list_devices():
         if device.is_well:
             assert device.path is not None
             check_content(device.path, PATTERN, parts=1)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 from support.loops import detach
 from support.stopping import killed_at_event
 from support.system_state import SystemState
+from support.waiting import wait_until
 
 from btrfs_ublk.base.gc import collect
 from btrfs_ublk.base.ledger import boot_id, state_directory
@@ -221,15 +221,8 @@ def test_a_mount_namespace_that_exists_keeps_its_mounts(
         assert identity.stop(timeout_s=10)
     (outcome,) = report.ledgers[0].outcomes
     assert outcome.result == "left" and f"pid {other} is in it" in str(outcome.reason)
-    wait_for(lambda: not Path(f"/proc/{other}/ns/mnt").exists())
+    wait_until(lambda: not Path(f"/proc/{other}/ns/mnt").exists())
     assert results() == [("mount", "gone")]
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def test_a_process_killed_in_mid_mount_is_waited_for(
@@ -254,7 +247,7 @@ wait
         [sys.executable, "-c", script, str(target)],
         env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
     ) as victim:
-        wait_for(started.exists)
+        wait_until(started.exists)
         victim.kill()
     assert results(lock_timeout_s=0.2) == [("mount", "left")]
     threading.Timer(0.2, go.touch).start()

@@ -351,6 +351,7 @@ def test_reads_wait_while_no_server_comes_up(
     assert show_device("one").path == before.path
 
 
+@pytest.mark.timing
 def test_what_a_supervisor_costs(front_end: FrontEndName) -> None:
     options = DeviceOptions(front_end=front_end)
     with supervised_device(DESCRIPTION, options, name="one") as device:

@@ -181,11 +181,12 @@ def test_one_that_cannot_be_started_delays_no_later_one(
         assert keeping.keeper is not None and keeping.keeper.record.fds == fds
         kill(keeping.keeper.record.process, signal.SIGKILL)
         keeping.keeper.record.process.wait(timeout_s=TIMEOUT_S)
-        end_s = time.monotonic() + 9
-        while keeping.keeper is None or keeping.keeper.has_ended():
-            assert time.monotonic() < end_s
-            time.sleep(0.1)
+
+        def is_kept() -> bool:
             keeping.keep(fds)
+            return keeping.keeper is not None and not keeping.keeper.has_ended()
+
+        wait_until(is_kept, timeout_s=TIMEOUT_S, what="no keeper")
     finally:
         keeping.drop()
         for fd in fds:

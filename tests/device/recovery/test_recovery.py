@@ -27,7 +27,7 @@ from btrfs_ublk.units import TIB
 from btrfs_ublk.volume.temporary import volume
 
 #: What a read may take to fail once its server is dead.
-FAIL_S = 5
+FAIL_S = 30
 SERVED_S = 60.0
 
 

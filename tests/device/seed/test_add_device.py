@@ -24,6 +24,10 @@ from support.needs import Need, inapplicable
 from support.soak import share_of
 from support.system_state import SystemState
 from support.volume_support import NAME, Place
+from children import sprouts
+from support.needs import Need
+from support.needs import inapplicable
+from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS, MKFS_BTRFS, Helper
 from btrfs_ublk.base.gc import collect
@@ -81,13 +85,6 @@ def lowest_oom_score() -> str:
     return run(["sh", "-c", script], timeout_s=TIMEOUT_S).stdout
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
 def find_workers(device: Path, besides: int) -> list[psutil.Process]:
     """The helper's processes for that device but for the one that we have started."""
     found = []
@@ -125,7 +122,7 @@ def test_it_goes_on_when_all_others_are_killed(
                 process_group=0,
             )
             # NB: not the one that only forks it, and ends.
-            until(lambda: bool(waiting_workers(more, command.pid)))
+            wait_until(lambda: bool(waiting_workers(more, command.pid)))
             (worker,) = waiting_workers(more, command.pid)
             proc = Path(f"/proc/{worker.pid}")
             assert worker.pid not in {

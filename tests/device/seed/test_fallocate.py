@@ -151,7 +151,7 @@ def test_it_mounts_sprouts_and_clones(
     assert_clones_read(seed, target, sparse_path)
 
 
-@pytest.mark.thorough
+@pytest.mark.timing
 def test_250_tebibytes(sparse_path: Path, target: Path) -> None:
     start = time.monotonic()
     seed = make_fallocate_seed(sparse_path / "seed.img", virtual_data_size=250 * TIB)

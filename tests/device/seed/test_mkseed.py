@@ -84,6 +84,7 @@ def test_a_sprout_of_the_seed_clones_and_reads(sparse_path: Path, size: int) -> 
         btrfs_check(local.path)  # finds the seed by itself
 
 
+@pytest.mark.timing
 def test_the_seed_mounts_at_once(sparse_path: Path) -> None:
     mkseed(sparse_path / "seed.img")
     (sparse_path / "mount").mkdir()

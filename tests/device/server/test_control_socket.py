@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from select import select
 
 import pytest
 from support.needs import Need
@@ -19,6 +20,7 @@ from support.server_process import (
     ServerProcess,
     assert_answers,
 )
+from waiting import wait_until
 
 from btrfs_ublk.base.capabilities import FUSE, ROOT
 from btrfs_ublk.server import Description, FrontEndName, ZeroSegment
@@ -131,7 +133,7 @@ def test_a_client_that_reads_late_gets_all_of_it(server: ServerProcess) -> None:
     """More than the socket holds, as statistics of many hosts are."""
     with server.connect() as client:
         client.socket.sendall(b'{"request": "info"}\n' * 800)
-        time.sleep(0.2)
+        assert_answers(server)
         assert {client.line()["reply"] for _ in range(800)} == {"info"}
 
 
@@ -166,9 +168,12 @@ def test_silent_clients_make_room_in_time(server: ServerProcess) -> None:
         silent = [stack.enter_context(server.connect()) for _ in range(CLIENTS)]
         for client in silent:
             assert client.request("stats")["reply"] == "stats"
-        time.sleep(5)
-        assert silent[0].request("stats")["reply"] == "stats"
-        time.sleep(6)
+
+        def has_dropped_one() -> bool:
+            assert silent[0].request("stats")["reply"] == "stats"
+            return bool(select([silent[1].socket], [], [], 0)[0])
+
+        wait_until(has_dropped_one)
         assert_answers(server)
         assert silent[0].request("stats")["reply"] == "stats"
         with pytest.raises(EOFError):

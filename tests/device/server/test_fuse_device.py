@@ -189,7 +189,7 @@ def test_what_is_no_disk_s_request_is_counted_as_refused(sparse_path: Path) -> N
         assert server.stdout is not None
         stats = ServerStats.parse(json.loads(server.stdout.readline())["stats"])
         assert (stats.refused, stats.errors, stats.reads) == (2, 2, 1)
-        assert server.wait(10) == 0
+        assert server.wait(60) == 0
 
 
 def test_nobody_else_gets_at_it(sparse_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_options_that_make_no_sense(
     with server_alone(sparse_path, ZEROES, *options) as (server, ready):
         assert ready == {}
         assert server.stderr is not None and message in server.stderr.read()
-        assert server.wait(10) == 1
+        assert server.wait(60) == 1
 
 
 def test_a_file_in_use_is_served_until_a_second_signal(sparse_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_a_second_signal_ends_a_server_under_load(sparse_path: Path) -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             server.wait(0.5)
         server.send_signal(signal.SIGTERM)
-        assert server.wait(20) == 0
+        assert server.wait(60) == 0
 
 
 def test_a_file_that_is_closed_lets_the_server_end(sparse_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_file_that_is_closed_lets_the_server_end(sparse_path: Path) -> None:
             server.send_signal(signal.SIGTERM)
             with pytest.raises(subprocess.TimeoutExpired):
                 server.wait(0.5)
-        assert server.wait(10) == 0
+        assert server.wait(60) == 0
 
 
 def test_a_server_that_lost_its_connection_says_so(sparse_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_a_server_that_lost_its_connection_says_so(sparse_path: Path) -> None:
         with server_alone(sparse_path, ZEROES) as (server, ready):
             number = os.minor(os.stat(ready["file"]).st_dev)
             (control / str(number) / "abort").write_text("1")
-            assert server.wait(10) == 1
+            assert server.wait(60) == 1
             assert server.stderr is not None
             assert "the device has failed" in server.stderr.read()
 
@@ -316,11 +316,11 @@ def test_a_thread_that_waits_for_a_file_does_not_hold_up_the_others(
                     time.sleep(0.1)
                     for _ in range(20):
                         answer = pool.submit(read_direct, file, MIB, 4096)
-                        assert answer.result(timeout=10) == b"\7" * 4096
+                        assert answer.result(timeout=60) == b"\7" * 4096
                     assert not waiting.done()
                 finally:
                     slow.send_signal(signal.SIGCONT)
-                assert waiting.result(timeout=10) == bytes(4096)
+                assert waiting.result(timeout=60) == bytes(4096)
 
 
 def test_auto_is_fuse_where_there_is_no_ublk(monkeypatch: pytest.MonkeyPatch) -> None:

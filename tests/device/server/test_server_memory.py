@@ -4,13 +4,13 @@ and none to go on serving when there is none to be had.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from support.needs import Need
+from support.waiting import wait_until
 
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.bench.resources.cgroup import MEMORY_GROUPS, MemoryGroup, memory_group
@@ -40,13 +40,6 @@ def memory_bytes(server: BlockServer, field: str) -> int:
     rollup = Path(f"/proc/{server.pid}/smaps_rollup").read_text()
     found = [line for line in rollup.splitlines() if line.startswith(f"{field}:")]
     return int(found[0].split()[1]) * KIB
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, "it has not come in time"
-        time.sleep(0.1)
 
 
 @pytest.fixture
@@ -96,6 +89,7 @@ def test_a_server_at_rest_takes_little(kind: str, sparse_path: Path) -> None:
         assert memory_bytes(server, "Private_Dirty") < AT_REST_BYTES[kind]
 
 
+@pytest.mark.timing
 def test_what_a_burst_has_taken_is_given_back(disk_description: Description) -> None:
     with BlockServer(disk_description, front_end="fuse", queues=2) as server:
         # Where CPUs are busy, a thread may not have touched all that it keeps yet.

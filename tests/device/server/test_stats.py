@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.waiting import wait_until
 from support.engine_shell import BLOCK
 from support.needs import Serve
 from support.stopping import freeze
@@ -117,13 +118,6 @@ def settled_stats(server: BlockServer) -> ServerStats:
     """Statistics with the last answers, which a server counts once they are given."""
     wait_until(lambda: all(x.in_flight == 0 for x in server.stats().queues))
     return server.stats()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not come true"
-        time.sleep(0.005)
 
 
 @pytest.fixture

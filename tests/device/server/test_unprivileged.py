@@ -8,7 +8,6 @@ import shutil
 import stat
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 from support.needs import Need
+from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import UBLK
 from btrfs_ublk.base.helpers import SERVER, helper_path
@@ -119,10 +119,7 @@ def test_a_device_of_ones_own(server: Path) -> None:
         ready: dict[str, Any] = json.loads(line)
         assert ready["unprivileged"] and ready["recovery"] == "none"
         device = Path(ready["device"])
-        deadline_s = time.monotonic() + 60
-        while not device.exists() or device.stat().st_uid != NOBODY:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
+        wait_until(lambda: device.exists() and device.stat().st_uid == NOBODY)
         read = subprocess.run(
             ["dd", f"if={device}", "bs=4096", "count=2", "iflag=direct"],
             capture_output=True,

@@ -186,7 +186,7 @@ def test_it_says_when_reads_are_served(
         assert reader.stdin is not None
         reader.stdin.close()
         assert hear(reader)["event"] == "report"
-        assert reader.wait(10) == 0
+        assert reader.wait(60) == 0
 
 
 @pytest.mark.fuse
@@ -233,7 +233,7 @@ class TestDevice:
             assert report["hung"] >= 1 and report["errors"] == 0
             assert report["wrong_bytes"] == 0
             assert report["max_ns"] > 1e9 and report["pause_ns"] > 0.5e9
-            assert reader.wait(10) == 1
+            assert reader.wait(60) == 1
 
     def test_it_ends_also_when_its_reads_do_not(self, helper: str, how: str) -> None:
         pattern = PatternSegment(offset=0, length=TIB)
@@ -249,6 +249,6 @@ class TestDevice:
                     assert report["event"] == "report" and report["hung"] == expected
                     assert report["reads"] == 0 and report["errors"] == 0
                     os.kill(server.pid, signal.SIGCONT)
-                    assert reader.wait(10) == 1
+                    assert reader.wait(60) == 1
             finally:
                 os.kill(server.pid, signal.SIGCONT)

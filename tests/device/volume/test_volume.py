@@ -247,7 +247,7 @@ def test_a_busy_mount_keeps_the_server_and_its_seed(
     content = clone.read_bytes()
     left = {path.name for path in images.rglob("*.img")}
     user.kill()
-    user.wait(10)
+    user.wait(60)
     outcomes = process_ledger().sweep()
     made.server.stop()  # only its descriptors are left to be closed
     assert content == pattern.content(BLOCK_BYTES, BLOCK_BYTES)

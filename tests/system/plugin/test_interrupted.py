@@ -16,6 +16,7 @@ import pytest
 from support.needs import Need
 from support.soak import share_of
 from support.system_state import SystemState
+from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, UBLK
 from btrfs_ublk.server import FrontEndName
@@ -68,21 +69,23 @@ def session(directory: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
 
 def wait_until_up(directory: Path, times: int = 1) -> None:
     """Until that many tests have all that they need."""
-    deadline_s = time.monotonic() + TIMEOUT_S
     up = directory / "up"
-    while not up.exists() or up.stat().st_size < times:
-        assert time.monotonic() < deadline_s, f"no session came up in {TIMEOUT_S} s"
-        time.sleep(0.02)
+    wait_until(
+        lambda: up.exists() and up.stat().st_size >= times,
+        "no session came up",
+        timeout_s=TIMEOUT_S,
+    )
 
 
 def assert_soon(
     state: Callable[[], SystemState], before: SystemState, run: str
 ) -> None:
     """A killed session's guardian takes the time that it needs."""
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while (now := state()) != before and time.monotonic() < deadline_s:
-        pass
-    assert now == before, run
+    wait_until(
+        lambda: state() == before,
+        lambda: f"{run}\nleft: {state()}\nbefore: {before}",
+        timeout_s=TIMEOUT_S,
+    )
 
 
 def end_of(process: subprocess.Popen[str]) -> str:

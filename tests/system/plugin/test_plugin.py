@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 
 import pytest
 from support.needs import Need
 from support.system_state import SystemState
+from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP
 from btrfs_ublk.base.helpers import HELPERS_VARIABLE
@@ -304,10 +304,7 @@ def test_a_volume_with_a_file_that_stays_open_goes_after_the_end_of_pytest(
     assert len(said) == 1, said
     assert "taken down after the end of this process" in said[0]
     assert re.search(r"has open \S+/mnt/file", said[0]), said
-    deadline_s = time.monotonic() + 60
-    while state_of_system() != before and time.monotonic() < deadline_s:
-        time.sleep(0.1)
-    assert state_of_system() == before
+    wait_until(lambda: state_of_system() == before, state_of_system)
 
 
 def test_fixtures_without_privileges_need_none(pytester: pytest.Pytester) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from support.paths import CHILDREN
+from support.waiting import wait_until
 
 from btrfs_ublk.base.process import run
 
@@ -38,9 +38,7 @@ def test_a_forked_program_is_as_an_executed_one(tmp_path: Path) -> None:
     printed, talk = forked(tmp_path)
     # Once: it has left its parent's blocks to its parent.
     assert printed == "not written yet True undone\nat exit\n"
-    deadline_s = time.monotonic() + 60.0
-    while not talk.read_text().endswith("\n") and time.monotonic() < deadline_s:
-        time.sleep(0.01)
+    wait_until(lambda: talk.read_text().endswith("\n"), talk.read_text)
     facts = json.loads(talk.read_text())
     assert facts["argv"] == ["forking", "--option"]
     words = [word for word in facts["command_line"] if word]

@@ -144,12 +144,12 @@ def test_what_is_stopped_ends_in_order(ours: bool) -> None:
         else:
             assert child.identity.stop(timeout_s=60)
         assert time.monotonic() - start_s < 30
-        assert child.wait(10) == 7
+        assert child.wait(60) == 7
 
 
 def test_a_child_reads_its_input_and_its_last_words_are_kept() -> None:
     with spawn(["sh", "-c", "cat >&2"], stdin="some\nwords") as child:
-        assert child.wait(10) == 0
+        assert child.wait(60) == 0
         assert child.stderr_tail(1) == "words"
         assert "words" in child.failure("ended")
 
@@ -220,9 +220,8 @@ def test_children_die_with_a_killed_parent() -> None:
         assert parent.stdout is not None
         child = ProcessIdentity.of(int(parent.stdout.readline()))
         # The child is setpriv until it has asked for its death signal.
-        deadline_s = time.monotonic() + 60
-        while b"sleep" not in Path(f"/proc/{child.pid}/comm").read_bytes():
-            assert time.monotonic() < deadline_s
+        comm = Path(f"/proc/{child.pid}/comm")
+        wait_until(lambda: b"sleep" in comm.read_bytes(), timeout_s=60, what="no sleep")
         parent.kill()
     assert child.wait(timeout_s=10)
 

@@ -455,7 +455,7 @@ def test_a_crowd_before_the_server(
         for crowd in crowds:
             crowd.close()
         assert control.ask(one.path, "info", timeout_s=10) == {"pid": 7}
-        server.join(10)
+        server.join(60)
 
 
 @pytest.mark.parametrize("front_end", ["fuse", "ublk"])

@@ -31,6 +31,7 @@ from support.registry_server import (
     registry_server,
 )
 from support.scripted_server import response, scripted_server
+from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import Program
 from btrfs_ublk.base.process import run
@@ -648,10 +649,7 @@ def test_what_a_cache_sends_is_apart_until_it_is_verified(
     def cache(_: str) -> Iterator[bytes]:
         sent = response("200 OK", data)
         yield sent[:4_000_000]
-        until_s = time.monotonic() + 9
-        while not _written_below(path.parent):
-            assert time.monotonic() < until_s, "nothing was written"
-            time.sleep(0.01)
+        wait_until(lambda: _written_below(path.parent), "nothing was written")
         # Nothing has a name, so a kill would leave nothing.
         seen.extend(path.parent.iterdir())
         yield sent[4_000_000:]
