@@ -311,6 +311,7 @@ def test_a_silent_server_is_given_up_at_the_deadline(shell: Shell) -> None:
     assert {(x.failure, x.result) for x in answers} == {("transient", -110)}
 
 
+@pytest.mark.timing
 def test_a_server_is_not_slow_before_it_is_asked(shell: Shell, carrier: str) -> None:
     """A kept connection takes most of the time after which a server is too slow
     (TRANSFER_LOW_SPEED_S in csrc/lazy/transfer.h); the next one has all of it."""

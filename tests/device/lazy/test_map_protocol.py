@@ -77,7 +77,7 @@ def test_a_slow_request_keeps_nobody_waiting(
     # And none of them keeps it from stopping.
     begin_s = time.monotonic()
     server.stop()
-    assert time.monotonic() - begin_s < 20
+    assert time.monotonic() - begin_s < 30
 
 
 @pytest.mark.parametrize(

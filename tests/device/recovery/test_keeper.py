@@ -360,12 +360,13 @@ class TestHelper:
         assert not mark.exists()
 
     def test_it_ends_when_the_device_is_gone(self, tmp_path: Path) -> None:
-        directory = tmp_path / "device"
+        directory, mark = tmp_path / "device", tmp_path / "mark"
         directory.mkdir()
-        with self.keeper(directory, "/bin/false") as (child, fd):
+        command = f"touch {mark}; exit 1"
+        with self.keeper(directory, "/bin/sh", "-c", command) as (child, fd):
             os.write(fd, b"g")
             os.close(fd)
-            time.sleep(0.3)
+            wait_until(mark.exists, timeout_s=TIMEOUT_S, what="no command")
             directory.rmdir()
             assert child.wait(TIMEOUT_S) == 0
 

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -20,6 +21,7 @@ import pytest
 from support.needs import Need
 from support.sanitized_build import SANITIZER_ENVIRONMENT
 from support.stopping import freeze
+from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP
 from btrfs_ublk.base.gc import collect
@@ -232,6 +234,13 @@ def test_a_file_in_use_is_served_until_a_second_signal(sparse_path: Path) -> Non
         os.close(fd)
 
 
+def read_bytes(pid: int) -> int:
+    """How much a process has read so far."""
+    found = re.search(r"rchar: (\d+)", Path(f"/proc/{pid}/io").read_text())
+    assert found
+    return int(found[1])
+
+
 def test_a_second_signal_ends_a_server_under_load(sparse_path: Path) -> None:
     """Of so many readers, somebody always has another request."""
     pattern = PatternSegment(offset=0, length=TIB)
@@ -240,6 +249,7 @@ def test_a_second_signal_ends_a_server_under_load(sparse_path: Path) -> None:
         server_alone(sparse_path, description, "--queues=1") as (server, ready),
         ExitStack() as stack,
     ):
+        readers = []
         for _ in range(24):
             # They throw away at once what the server has to make.
             command = ["dd", f"if={ready['file']}", "of=/dev/null", "bs=1M"]
@@ -248,7 +258,8 @@ def test_a_second_signal_ends_a_server_under_load(sparse_path: Path) -> None:
             )
             stack.callback(reader.wait)
             stack.callback(reader.kill)
-        time.sleep(0.5)
+            readers.append(reader)
+        wait_until(lambda: all(read_bytes(reader.pid) > 4 * MIB for reader in readers))
         server.send_signal(signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
             server.wait(0.5)
