@@ -21,7 +21,7 @@ from support.waiting import wait_until
 
 UNIT = 4096
 UNITS = 256
-#: A prefetch that hangs does not end by itself.
+#: A prefetch that hangs ends by itself only when its server is too slow, after 15 s.
 PATIENT = "silent=600000"
 DATA = b"".join(number.to_bytes(2, "little") * (UNIT // 2) for number in range(UNITS))
 

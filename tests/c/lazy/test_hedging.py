@@ -24,7 +24,7 @@ UNITS = 256
 #: earn two second requests.
 BEFORE = 48
 #: Second requests go out after so much silence, so that a busy machine keeps those; and
-#: no first one is given up for it.
+#: no first one is given up for it, before its server is too slow, after 15 s.
 HEDGE = ("hedge=2000", "silent=600000", "unhealthy=600000")
 #: There are none, so that all that were earned are left.
 NO_HEDGE = "hedge=600000"
