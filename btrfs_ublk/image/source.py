@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from btrfs_ublk.content.platforms import machine_platform
+from btrfs_ublk.content.platforms import (
+    Platform,
+    machine_platform,
+    platform_of,
+    wanted_platforms,
+)
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.documents import (
@@ -103,10 +108,11 @@ def open_source(
         case Path():
             return open_path(source)
         case Reference():
-            manifest = _fetch(source, layout, access, platform, progress)
+            manifest, was_chosen = _fetch(source, layout, access, platform, progress)
         case LayoutName():
-            manifest = _copy(source, layout, platform, progress)
-    return _open_image(layout, manifest, source)
+            manifest, was_chosen = _copy(source, layout, platform, progress)
+    wanted = wanted_platforms(platform) if was_chosen else None
+    return _open_image(layout, manifest, source, wanted)
 
 
 def open_path(path: Path) -> OpenedSource:
@@ -125,10 +131,11 @@ def _fetch(
     access: RegistryAccess,
     platform: str | None,
     progress: Progress,
-) -> Descriptor:
+) -> tuple[Descriptor, bool]:
+    """Also returns whether it was chosen among the images of an index."""
     with open_repository(source, access) as repository:
         document = repository.document(source.version)
-        about: Mapping[str, Any] = {}
+        about: Mapping[str, Any] | None = None
         parsed = parse_document(document.data, str(source))
         if is_index(parsed):
             chosen = _choose(
@@ -141,12 +148,12 @@ def _fetch(
             document = repository.document(chosen.digest)
         _check_ordinary(document, source, lambda one: repository.has_blob(one.digest))
         one = fetch_into(layout, repository, document, progress=progress)
-    return _with_platform(one, about)
+    return _with_platform(one, about or {}), about is not None
 
 
 def _copy(
     source: LayoutName, layout: Layout, platform: str | None, progress: Progress
-) -> Descriptor:
+) -> tuple[Descriptor, bool]:
     other = Layout.opened(source.path)
     one = other.find(source.tag)
     data = other.read(one)
@@ -158,7 +165,8 @@ def _copy(
     for blob in blobs_of(parse_document(data, one.digest), one.digest):
         layout.copy(blob, other)
         progress(blob.size)
-    return _with_platform(layout.add(one.media_type, data), one.raw)
+    copied = _with_platform(layout.add(one.media_type, data), one.raw)
+    return copied, is_index(parsed)
 
 
 def _choose(
@@ -209,7 +217,12 @@ def _with_platform(one: Descriptor, about: Mapping[str, Any]) -> Descriptor:
     return Descriptor(one.media_type, one.digest, one.size, {**one.raw, **kept})
 
 
-def _open_image(layout: Layout, manifest: Descriptor, source: object) -> OpenedSource:
+def _open_image(
+    layout: Layout,
+    manifest: Descriptor,
+    source: object,
+    wanted: Sequence[Platform] | None,
+) -> OpenedSource:
     where = str(source)
     document = parse_document(layout.read(manifest), where)
     config_blob, *layers = blobs_of(document, where)
@@ -220,6 +233,12 @@ def _open_image(layout: Layout, manifest: Descriptor, source: object) -> OpenedS
             f"{len(diff_ids)}"
         )
     if not manifest.platform and "architecture" in config:
+        found = platform_of(config)
+        if wanted is not None and found not in wanted:
+            raise UsageError(
+                f"{where} has no image for {wanted[0]}",
+                hint=f"choose with --platform; there is: {found}",
+            )
         keys = ("os", "architecture", "variant")
         platform = {key: config[key] for key in keys if key in config}
         manifest = _with_platform(manifest, {"platform": platform})

@@ -262,3 +262,18 @@ def test_what_builders_put_beside_an_image(sparse_path: Path) -> None:
 
 def platform_of(architecture: str, system: str = "linux", **more: str) -> object:
     return {"os": system, "architecture": architecture, **more}
+
+
+def test_an_index_that_does_not_say_its_platforms(sparse_path: Path) -> None:
+    """Then the config says it: an image of another machine is not taken silently."""
+    source = image_of(sparse_path / "source", zipped(ONE))
+    layout = Layout.opened(source.path)
+    raw = dict(layout.find("app").raw)
+    raw.pop("annotations")
+    document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [raw]}
+    layout.tag(layout.add(INDEX, to_bytes(document)), "app")
+    with pytest.raises(UsageError, match="has no image for linux/s390x") as refused:
+        build_image(source, sparse_path / "no", OPTIONS, platform="linux/s390x")
+    assert refused.value.hint and "linux/amd64" in refused.value.hint
+    made = build_image(source, sparse_path / "yes", OPTIONS, platform="linux/amd64")
+    assert tree(made.name) == {"one": BIG}
