@@ -145,7 +145,8 @@ class FetcherStats:
     ``store_drops`` counts those that it took too long to take. ``process`` is about the
     process that asks servers: "running", how many have "started", "died", or
     "failed" to start, and what it "lacks" of its confinement. ``coded_bytes_fetched``
-    are those of compressed sources, as they came."""
+    are those of compressed sources, as they came. ``whole_answers`` counts requests for
+    a range of a registry's blob that were answered with all of it."""
 
     reads: int
     read_errors: int
@@ -174,6 +175,7 @@ class FetcherStats:
     hedges: int = 0
     hedges_won: int = 0
     coded_bytes_fetched: int = 0
+    whole_answers: int = 0
 
 
 #: The consequences of a disk that cannot be written, by what is on it.

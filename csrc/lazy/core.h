@@ -162,6 +162,7 @@ struct fetch_counts {
 	/* Put in the cache; not put in, because of an error; because the cache was too slow. */
 	uint64_t units_stored, store_failures, store_drops;
 	uint64_t attempts, retries, wrong_digests;
+	uint64_t whole_answers; /* to requests for a range */
 	uint64_t hedges,
 		hedges_won; /* second requests, part of `attempts`; those that were first */
 	uint64_t failures[FETCH_WRONG + 1]; /* by enum fetch_failure */

@@ -143,6 +143,7 @@ json_t *fetchstats_json(struct core *core)
 		{ "deadlines_missed", &counts->deadlines_missed },
 		{ "attempts", &counts->attempts },
 		{ "retries", &counts->retries },
+		{ "whole_answers", &counts->whole_answers },
 		{ "hedges", &counts->hedges },
 		{ "hedges_won", &counts->hedges_won },
 		{ "units_fetched", &counts->units_fetched },

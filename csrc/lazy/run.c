@@ -621,6 +621,7 @@ static void take_news(struct core *core, struct completion *completion)
 	}
 	if (!run->result)
 		relaxed_add(&core->counts.coded_bytes_fetched, run->coded_bytes);
+	relaxed_add(&core->counts.whole_answers, run->whole);
 	if (run->unsized)
 		run->mirror->alone = run->yields = true;
 	if (end_at_host(run))

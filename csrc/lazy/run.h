@@ -86,6 +86,7 @@ struct run {
 	struct error error;
 	bool unsized; /* it was refused because of `sized` */
 	bool cut;     /* no complete response came: its connection may be dead */
+	bool whole;   /* all of the object came, up to what was wanted */
 	/*
 	 * The identity to pin, where mirror->identity is NULL (malloc()ed; the core frees it). It
 	 * is there before the first byte is taken. NULL where the kind has none.

@@ -229,6 +229,7 @@ static void over(struct run *run)
 		.arrived = task->arrived,
 		.cut = run->cut,
 		.unsized = run->unsized,
+		.whole = run->whole,
 	};
 	const char *const texts[] = { run->error.text, NULL };
 

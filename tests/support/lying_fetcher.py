@@ -26,7 +26,7 @@ HELLO, IDENTITY, ARRIVED, OVER, ASK_LOGIN, ANSWER, EVENT, PONG, NODE = range(7, 
 VERSION, OF_INQUIRY = 5, 1 << 31
 _HEAD = struct.Struct("=IHH")
 _START = struct.Struct("=QQIIII")
-_OVER = struct.Struct("=iIIIII")
+_OVER = struct.Struct("=iIIIIII")
 _ANSWER = struct.Struct("=Qi4x")
 
 
@@ -67,7 +67,7 @@ class Peer:
         self, result: int = 0, failure: int = 0, text: bytes = b"\0", *, count: int = -1
     ) -> None:
         count = self.length if count < 0 else count
-        self.send(OVER, _OVER.pack(result, failure, 0, count, 0, 0) + text)
+        self.send(OVER, _OVER.pack(result, failure, 0, count, 0, 0, 0) + text)
 
     def bring(self) -> None:
         """Answer as the real one does."""

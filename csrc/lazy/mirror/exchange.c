@@ -99,10 +99,37 @@ static bool make_text_room(struct exchange *exchange)
 	return true;
 }
 
-/* What comes behind the beginning is thrown away. */
+static bool is_all(const struct exchange *exchange)
+{
+	return response_is_all(&exchange->response, &exchange->wanted);
+}
+
+/* What comes behind that is thrown away. */
 static bool has_enough(const struct exchange *exchange)
 {
-	return exchange->wanted.begins && exchange->received == exchange->wanted.length;
+	return exchange->received == exchange->wanted.length &&
+	       (exchange->wanted.begins || is_all(exchange));
+}
+
+/* Has what comes before the range overwrite itself. */
+static int skip_space(struct exchange *exchange, struct iovec *parts, int room)
+{
+	uint64_t left = exchange->wanted.offset - exchange->skipped;
+	int count = 0;
+
+	if (!make_text_room(exchange))
+		return 0;
+	for (; count < room && left; count++) {
+		parts[count].iov_base = exchange->text;
+		parts[count].iov_len = left < exchange->text_room ? left : exchange->text_room;
+		left -= parts[count].iov_len;
+	}
+	return count;
+}
+
+static bool is_skipping(const struct exchange *exchange)
+{
+	return exchange->skipped < exchange->wanted.offset && is_all(exchange);
 }
 
 static int text_space(struct exchange *exchange, struct iovec *parts)
@@ -141,6 +168,8 @@ static int on_space(struct carriage *carriage, struct iovec *parts, int room)
 		return refusal_space(exchange, parts);
 	if (!exchange->wanted.length)
 		return text_space(exchange, parts);
+	if (is_skipping(exchange))
+		return skip_space(exchange, parts, room);
 	if (has_enough(exchange))
 		return CARRIER_UNWANTED;
 	exchange->too_long = exchange->received == exchange->wanted.length;
@@ -159,6 +188,10 @@ static void on_take(struct carriage *carriage, size_t bytes)
 
 	if (exchange->verdict.err || !exchange->wanted.length) {
 		exchange->text_length += bytes;
+		return;
+	}
+	if (is_skipping(exchange)) {
+		exchange->skipped += bytes;
 		return;
 	}
 	exchange->received += (uint32_t)bytes;
@@ -210,6 +243,7 @@ static int set_request(struct exchange *exchange)
 	exchange->reason = (struct error){};
 	exchange->judged = exchange->too_long = false;
 	exchange->received = 0;
+	exchange->skipped = 0;
 	exchange_clear(exchange);
 	free(exchange->carriage.redirect);
 	exchange->carriage.redirect = NULL;
@@ -415,7 +449,7 @@ static enum next conclude(struct exchange *exchange, CURLcode code)
 	/* on_space() has stopped it, for a reason that is more precise than libcurl's. */
 	bool refused = exchange->judged && exchange->verdict.err;
 
-	if (code == CURLE_WRITE_ERROR && (refused || has_enough(exchange)))
+	if (has_enough(exchange) || (code == CURLE_WRITE_ERROR && refused))
 		code = CURLE_OK;
 	if (code != CURLE_OK) {
 		fail_transfer(exchange, code);

@@ -64,6 +64,7 @@ struct exchange {
 	struct response_verdict verdict;
 	struct error reason;
 	size_t text_room;
+	uint64_t skipped;  /* bytes before the range */
 	uint32_t received; /* bytes of the range */
 	unsigned redirects;
 	bool own_login, judged, waiting, renewed, too_long;

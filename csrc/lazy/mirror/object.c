@@ -129,6 +129,7 @@ static void on_accepted(struct exchange *exchange)
 	object->another = is_another(object, pinned, identity);
 	if (object->dated && !exchange->if_range && !object->another)
 		exchange->remote->doubts_dates = true;
+	run->whole = response_is_all(&exchange->response, &exchange->wanted);
 	if (object->another) {
 		exchange->verdict = (struct response_verdict){ -ESTALE, FETCH_CHANGED };
 	} else if (run->sized && exchange->response.content_length == RESPONSE_UNKNOWN) {
@@ -207,6 +208,8 @@ void object_start(const struct object_ops *ops, struct run *run)
 		.offset = run->offset,
 		.length = run->length,
 		.size = mirror->source->object_bytes,
+		/* So a registry that is a proxy answers until it has stored the blob. */
+		.within_all = mirror->ops->immutable && !mirror->via,
 	};
 	object->exchange.run = run;
 	object->exchange.accepted = on_accepted;

@@ -289,6 +289,13 @@ static bool is_whole(const struct response *response, const struct wanted_range 
 	       (wanted->size == RESPONSE_UNKNOWN || wanted->size == wanted->length);
 }
 
+bool response_is_all(const struct response *response, const struct wanted_range *wanted)
+{
+	return response->status == 200 && wanted->within_all && !response->encoding[0] &&
+	       (response->content_length == wanted->size ||
+		response->content_length == RESPONSE_UNKNOWN);
+}
+
 struct response_verdict response_judge(const struct response *response,
 				       const struct wanted_range *wanted, struct error *error)
 {
@@ -302,7 +309,7 @@ struct response_verdict response_judge(const struct response *response,
 			       response->encoding);
 		return wrong();
 	}
-	if (is_whole(response, wanted))
+	if (is_whole(response, wanted) || response_is_all(response, wanted))
 		return (struct response_verdict){};
 	if (response->status == 200) {
 		error_set_text(

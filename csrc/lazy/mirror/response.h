@@ -41,6 +41,7 @@ struct wanted_range {
 	uint32_t length; /* bytes */
 	uint64_t size;	 /* of the whole object; RESPONSE_UNKNOWN: any */
 	bool begins;	 /* a range that goes on behind it is as good */
+	bool within_all; /* and so is all of the object, of that size */
 };
 
 /* Why a response is refused. The text of `error` follows "HOST: ". */
@@ -49,6 +50,8 @@ struct response_verdict {
 	enum fetch_failure failure;
 };
 
+/* Whether it is all of an object that is accepted for a part: what lies before it comes first. */
+bool response_is_all(const struct response *response, const struct wanted_range *wanted);
 /* Whether it says that the object has no bytes, in one of the ways of servers. */
 bool response_is_empty(const struct response *response);
 /* Returns the object's size, or RESPONSE_UNKNOWN. Only of a response that is accepted. */

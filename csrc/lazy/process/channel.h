@@ -99,7 +99,7 @@ extern const char *const channel_lack_names[CHANNEL_LACKS];
 
 struct channel_over {
 	int32_t result;
-	uint32_t failure, retry_after_ms, arrived, cut, unsized;
+	uint32_t failure, retry_after_ms, arrived, cut, unsized, whole;
 };
 
 struct channel {

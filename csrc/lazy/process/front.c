@@ -316,6 +316,7 @@ static bool take_over(struct slot *slot, const uint8_t *body, size_t bytes)
 	run->retry_after_ms = over.retry_after_ms;
 	run->cut = over.cut;
 	run->unsized = over.unsized && run->sized;
+	run->whole = over.whole;
 	if (over.result)
 		error_set_text(&run->error, "%s", text);
 	drain(slot);

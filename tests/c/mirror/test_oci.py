@@ -440,3 +440,57 @@ def test_refuses_wrong_keys(
         "insecure": True,
     }
     assert text in refusal(sanitized_build, tmp_path, keys | changes)
+
+
+def _first_reads(request: str) -> bytes:
+    """Answer as Harbor and the proxy of distribution do while they have not stored a
+    blob themselves."""
+    return response("200 OK\nContent-Type: application/octet-stream", DATA)
+
+
+@pytest.mark.usefixtures("carrier")
+def test_a_proxy_that_sends_all_of_a_blob_is_read(shell: Shell) -> None:
+    with scripted_server(_first_reads) as server:
+        with shell(f"127.0.0.1:{server.port}", DIGEST) as mirror:
+            count = SIZE // UNIT
+            for answers in (
+                mirror.fetch_many(0, UNIT, count),
+                [mirror.fetch(i * UNIT, UNIT) for i in range(count)],
+            ):
+                for i, answer in enumerate(answers):
+                    assert answer.data == DATA[i * UNIT :][:UNIT]
+            tail = SIZE - count * UNIT
+            assert mirror.fetch(count * UNIT, tail).data == DATA[-tail:]
+            assert mirror.fetch(4096, 1).data == DATA[4096:4097]
+        assert len(server.requests) == 2 * count + 2  # each was asked for once
+        server.script = lambda _: b"".join(
+            (
+                b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+                b"%x\r\n" % SIZE,
+                DATA,
+                b"\r\n0\r\n\r\n",
+            )
+        )
+        with shell(f"127.0.0.1:{server.port}", DIGEST) as mirror:
+            assert mirror.fetch(UNIT, UNIT).data == DATA[UNIT : 2 * UNIT]
+
+
+@pytest.mark.usefixtures("carrier")
+@pytest.mark.parametrize(
+    ("answer", "failure"),
+    [
+        (response("200 OK", b"please log in"), "wrong"),
+        (response("200 OK", DATA + b"x"), "wrong"),
+        (response("200 OK\nContent-Encoding: gzip", DATA), "wrong"),
+        (response("200 OK", DATA[: UNIT + 10], length=SIZE), "transient"),
+        (response("200 OK", DATA[:10], length=SIZE), "transient"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + DATA[: UNIT + 10], "transient"),
+    ],
+)
+def test_what_is_not_all_of_a_blob_is_not_read(
+    shell: Shell, answer: bytes, failure: str
+) -> None:
+    with scripted_server(lambda _: answer) as server:
+        with shell(f"127.0.0.1:{server.port}", DIGEST) as mirror:
+            got = mirror.fetch(UNIT, UNIT)
+    assert (got.failure, got.data) == (failure, None)
