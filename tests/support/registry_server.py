@@ -121,7 +121,7 @@ class TokenServer:
         if asked.get("service") != SERVICE or not (known or self.anonymous):
             return None
         name = "access_token" if refreshed else "token"
-        scopes = [one for value in given["scope"] for one in value.split()]
+        scopes = [one for value in given.get("scope", []) for one in value.split()]
         return {name: self.token(*scopes), "expires_in": self.expires_in_s}
 
 

@@ -57,6 +57,7 @@ from btrfs_ublk.image.store import ImageStore
 from btrfs_ublk.image.transfer import Pushed, fetch_blob, push_image
 
 SKOPEO = Program("skopeo", package="skopeo")
+PODMAN = Program("podman", package="podman")
 AUTH = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
 
 
@@ -288,6 +289,36 @@ def test_logins_of_other_forms(
     access = RegistryAccess(docker_config=login, insecure=True)
     image = sealed_image(tmp_path / "image")
     assert pushed(image, target, access).digest == image.digest
+
+
+@pytest.mark.parametrize("session", [True, False])
+def test_what_podman_has_written_is_found(
+    registry: Registry,
+    need: Need,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    session: bool,
+) -> None:
+    """A login for a part of a registry, in the file that podman itself chooses."""
+    need(PODMAN)
+    for name in ("REGISTRY_AUTH_FILE", "DOCKER_CONFIG", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run_directory = tmp_path / "run"
+    run_directory.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(run_directory))
+    if not session:
+        monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))
+    argv = ["podman", "login", "--tls-verify=false", "--username", USER]
+    argv += ["--password-stdin", f"{registry.host}/tests"]
+    run(argv, input=PASSWORD, timeout_s=60)
+    assert (run_directory / "containers/auth.json").exists() is session
+    for repository, status in (("tests/podman", 404), ("others/podman", 401)):
+        with pytest.raises(RegistryError, match=f"HTTP {status}"):
+            inspect_image(
+                Reference(registry.host, repository, "app"),
+                RegistryAccess(insecure=True),
+            )
 
 
 def test_a_credential_helper_is_asked(
