@@ -23,7 +23,7 @@ from btrfs_ublk.server import FrontEndName
 CAMPAIGN = TESTS / "campaigns" / "kills.py"
 TIMEOUT_S = 600
 
-pytestmark = pytest.mark.timeout(TIMEOUT_S + 60)
+pytestmark = [pytest.mark.data, pytest.mark.timeout(TIMEOUT_S + 60)]
 
 
 @contextmanager

@@ -30,6 +30,8 @@ from btrfs_ublk.volume import VolumeDefinition, down_volume, remove_volume, up_v
 from btrfs_ublk.volume.forks import FORK_MODES, ForkMode, make_fork, remove_fork
 from btrfs_ublk.volume.store import volume_directories
 
+pytestmark = pytest.mark.data
+
 TIMEOUT_S = 280
 BLOCK = 4096
 DATA = "application/octet-stream"

@@ -19,7 +19,7 @@ from support.cache_shell import (
     refusal,
     start_shell,
 )
-from waiting import wait_until
+from support.waiting import wait_until
 
 UNIT = 64 << 10
 SIZE = 10 * UNIT + 5000  # the last of 11 units is short
@@ -36,6 +36,7 @@ def bits_file(directory: Path, index: int = 0) -> Path:
     return directory / f"{key_of(index)}.bits"
 
 
+@pytest.mark.data
 def test_puts_and_reads(sanitized_build: Path, tmp_path: Path) -> None:
     with cache_shell(sanitized_build, tmp_path / "cache") as shell:
         assert shell.open(0, SIZE, UNIT) == "ok"
@@ -56,6 +57,7 @@ def test_puts_and_reads(sanitized_build: Path, tmp_path: Path) -> None:
         assert shell.ask("put 0 11") == f"error {errno.EINVAL}"
 
 
+@pytest.mark.data
 def test_survives_its_process(sanitized_build: Path, tmp_path: Path) -> None:
     with cache_shell(sanitized_build, tmp_path) as shell:
         shell.open(0, SIZE, UNIT)
@@ -254,6 +256,7 @@ def overwrite(path: Path, offset: int, data: bytes) -> None:
         file.write(data)
 
 
+@pytest.mark.data
 @pytest.mark.parametrize(
     "damage",
     ["no data", "no bits", "data of another", "short", "header", "key", "fifo"],
@@ -290,6 +293,7 @@ def test_discards_what_is_damaged(
         assert shell.ask("read", index, 0, 0) == "ok"
 
 
+@pytest.mark.data
 @pytest.mark.parametrize("ending", ["data", "bits"])
 def test_does_not_believe_what_was_cut(
     sanitized_build: Path, tmp_path: Path, ending: str
@@ -337,6 +341,7 @@ def make_hole(data: Path, start: int, *, sums: bool = False) -> None:
     overwrite(data, DATA_BYTES, rest[:HEADER_BYTES] if sums else rest)
 
 
+@pytest.mark.data
 @pytest.mark.parametrize("sums", [False, True])
 def test_drops_what_has_become_a_hole(
     sanitized_build: Path, tmp_path: Path, sums: bool
@@ -360,6 +365,7 @@ def spoil(path: Path, offset: int) -> None:
         file.write(bytes([byte ^ 1 << offset % 8]))
 
 
+@pytest.mark.data
 @pytest.mark.parametrize("what", ["data", "sums", "hole"])
 def test_rot_is_not_read(sanitized_build: Path, tmp_path: Path, what: str) -> None:
     """By any process, and whether the content is open or not."""
@@ -398,6 +404,7 @@ def test_rot_is_not_read(sanitized_build: Path, tmp_path: Path, what: str) -> No
         assert shell.ask("check 0").replace("m", "r") == "oorrooorooo"
 
 
+@pytest.mark.data
 def test_a_cut_file_is_not_read(sanitized_build: Path, tmp_path: Path) -> None:
     """Behind its end there are neither data nor sums."""
     with cache_shell(sanitized_build, tmp_path) as shell:
@@ -485,6 +492,7 @@ def test_last_group_ends_with_the_source(sanitized_build: Path, tmp_path: Path) 
     assert bits_file(tmp_path).stat().st_size == HEADER_BYTES + 2 * 64
 
 
+@pytest.mark.data
 def test_many_at_once(sanitized_build: Path, tmp_path: Path) -> None:
     """Readers, putters, droppers and evictors in three processes: no wrong byte."""
     shells = [
@@ -510,6 +518,7 @@ def test_many_at_once(sanitized_build: Path, tmp_path: Path) -> None:
             shell.kill()
 
 
+@pytest.mark.data
 def test_syncs_while_others_put(sanitized_build: Path, tmp_path: Path) -> None:
     """It waits for two batches, not until none is left: others go on putting."""
     slow = {
@@ -534,6 +543,7 @@ def test_syncs_while_others_put(sanitized_build: Path, tmp_path: Path) -> None:
             assert bits.read(1)[0] >> last % 448 % 8 & 1
 
 
+@pytest.mark.data
 def test_killed_at_any_moment(sanitized_build: Path, tmp_path: Path) -> None:
     """Processes that die in the midst leave neither a lock nor a wrong bit."""
     with cache_shell(sanitized_build, tmp_path, max_bytes=3_000_000) as survivor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -18,6 +19,8 @@ from hypothesis.stateful import (
 from support.cache_shell import HEADER_BYTES, CacheShell, key_of, start_shell
 
 from btrfs_ublk.units import KIB
+
+pytestmark = pytest.mark.data
 
 #: Size and unit; two groups of units in the first, a short last unit in both.
 SOURCES = [(460 * 4 * KIB - 5, 4 * KIB), (5 * 64 * KIB + 1, 64 * KIB)]

@@ -13,6 +13,8 @@ from support.soak import share_of
 
 from btrfs_ublk.units import KIB
 
+pytestmark = pytest.mark.data
+
 #: Size and unit of each source; the last unit of the first is short.
 SOURCES = [(24 * 4 * KIB - 1000, 4 * KIB), (6 * 16 * KIB, 16 * KIB)]
 #: Over both limits.

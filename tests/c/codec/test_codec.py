@@ -23,7 +23,7 @@ from btrfs_ublk.content import digest_file, digest_indexed, make_index
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.units import KIB, MIB
 
-pytestmark = pytest.mark.usefixtures("sanitized_helpers")
+pytestmark = [pytest.mark.data, pytest.mark.usefixtures("sanitized_helpers")]
 
 UNIT = 64 * KIB
 SIZE = 3 * MIB + 4321

@@ -21,7 +21,7 @@ from support.web_server import NGINX, WebServer, web_server
 from btrfs_ublk.content import make_index
 from btrfs_ublk.units import KIB
 
-pytestmark = pytest.mark.usefixtures("sanitized_helpers")
+pytestmark = [pytest.mark.data, pytest.mark.usefixtures("sanitized_helpers")]
 
 SIZE = 24 * UNIT
 DATA = compressed.content(SIZE - 1234, seed=5)

@@ -73,6 +73,7 @@ def refusal(shell: Shell, *words: str | Path) -> str:
     return done.stderr.decode().removeprefix("image-shell: error: ").strip()
 
 
+@pytest.mark.data
 @as_root
 def test_a_directory_is_read_exactly(shell: Shell, in_memory: Path) -> None:
     tree = adversarial_tree.make(in_memory / "tree", entries=100000, links=70000)
@@ -87,6 +88,7 @@ def test_a_directory_is_read_exactly(shell: Shell, in_memory: Path) -> None:
     assert sum(length for _, length in sparse["data"]["ranges"]) < 2**20
 
 
+@pytest.mark.data
 @as_root
 @pytest.mark.parametrize(
     "form", ["pax", "pax-sparse", "gnu-sparse", "gzip", "zstd", "xz"]

@@ -16,6 +16,8 @@ from support.store_shell import root_of, units_of
 from support.virtual_data import VirtualData
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.data
+
 SIZE = 40 << 20
 SMALL_UNIT, UNIT = 4096, 65536
 READ = 1 << 20

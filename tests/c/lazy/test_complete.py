@@ -93,6 +93,7 @@ def test_all_comes_and_the_server_is_not_needed_any_more(
             assert shell.request(f"read {at} {UNIT}") == DATA[at : at + UNIT]
 
 
+@pytest.mark.data
 def test_goes_on_after_a_kill(
     sanitized_build: Path, tmp_path: Path, origin: Origin, web: ScriptedServer
 ) -> None:

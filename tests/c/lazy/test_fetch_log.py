@@ -7,9 +7,9 @@ import shlex
 import time
 from pathlib import Path
 
+import pytest
 from support.fetch_shell import fetch_shell
 from support.scripted_server import response, scripted_server
-import pytest
 
 UNIT = 65536
 UNITS = 64

@@ -33,6 +33,7 @@ def content(tmp_path: Path) -> tuple[Path, bytes]:
     return path, data
 
 
+@pytest.mark.data
 def test_reads_are_byte_exact(
     sanitized_build: Path, content: tuple[Path, bytes]
 ) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from support.fetch_shell import FetchShell, fetch_shell
 from support.scripted_server import ScriptedServer, response, scripted_server
-from support.waiting import in_some_round, wait_until
 from support.waiting import wait_until
 
 UNIT = 4096

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from support.fetch_shell import FetchShell, fetch_shell
 from support.scripted_server import Script, ScriptedServer, response, scripted_server
-from support.waiting import in_some_round
 
 UNIT = 4096
 UNITS = 64

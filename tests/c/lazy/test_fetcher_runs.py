@@ -77,6 +77,7 @@ class Once:
         return self._script(request) if first else right(request)
 
 
+@pytest.mark.data
 @pytest.mark.usefixtures("carrier")
 @pytest.mark.parametrize("units", range(4))
 @pytest.mark.parametrize("more", [-1, 0, 1])
@@ -113,6 +114,7 @@ def test_what_is_cut_off_costs_what_lacks(
         assert shell.stats()["failures"]["transient"] == 1
 
 
+@pytest.mark.data
 def test_many_cuts(sanitized_build: Path, tmp_path: Path) -> None:
     """At places drawn at random, of most answers: no byte is wrong."""
     draw = random.Random(3)
@@ -246,6 +248,7 @@ def test_a_reader_far_behind_does_not_wait(
         assert [int(first) // unit for first in ranges] == [0, far]
 
 
+@pytest.mark.data
 def test_wrong_bytes_cost_their_unit(sanitized_build: Path, tmp_path: Path) -> None:
     """It comes again, alone; its neighbours are right, and are not asked for again."""
     bad = 20

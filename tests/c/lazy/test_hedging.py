@@ -15,7 +15,6 @@ from support.engine_shell import EngineShell, describe, engine_shell
 from support.fetch_shell import FetchShell, fetch_shell
 from support.scripted_server import ScriptedServer, response, scripted_server
 from support.store_shell import StoreShell, units_of
-from support.waiting import in_some_round
 from support.waiting import DEADLINE_S, wait_until
 
 UNIT = 64 << 10
@@ -298,6 +297,7 @@ def earn(shell: EngineShell, servers: Servers) -> None:
         each.requests.clear()
 
 
+@pytest.mark.data
 def test_wrong_bytes_do_not_end_the_other_request(
     sanitized_build: Path, tmp_path: Path
 ) -> None:
@@ -320,6 +320,7 @@ def test_wrong_bytes_do_not_end_the_other_request(
         assert stats["failures"]["wrong_digest"] == 1
 
 
+@pytest.mark.data
 def test_of_two_contents_the_first_one_is_pinned(
     sanitized_build: Path, tmp_path: Path
 ) -> None:

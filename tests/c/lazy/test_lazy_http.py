@@ -22,7 +22,6 @@ from support.needs import Need
 from support.scripted_server import response, scripted_server
 from support.store_shell import root_of, units_of
 from support.virtual_data import BLOCK, UNIT, VirtualData
-from support.waiting import in_some_round
 from support.web_server import NGINX, WebServer, web_server
 
 SIZE = 64 * UNIT
@@ -55,6 +54,7 @@ def lazy(directory: Path, **keys: Any) -> dict[str, Any]:
     return {"kind": "lazy", "length": SIZE} | paths | keys
 
 
+@pytest.mark.data
 def test_cold_then_cached(
     sanitized_build: Path, web: WebServer, tmp_path: Path, data: bytes
 ) -> None:
@@ -216,6 +216,7 @@ def test_a_host_that_hangs_does_not_stop_others(
         assert answers[number].data == data[unit * UNIT :][:BLOCK]
 
 
+@pytest.mark.data
 def test_two_objects_under_one_name(sanitized_build: Path, tmp_path: Path) -> None:
     """Both come at once, of servers that differ; nothing of one of them is pinned."""
     contents = {etag: random.Random(etag).randbytes(2 * UNIT) for etag in "ab"}
@@ -246,6 +247,7 @@ def test_two_objects_under_one_name(sanitized_build: Path, tmp_path: Path) -> No
             assert shell.request(f"read 0 {2 * UNIT}") == contents[etag]
 
 
+@pytest.mark.data
 @pytest.mark.parametrize("kind", KINDS)
 def test_some_faults(
     sanitized_build: Path, tmp_path: Path, data: bytes, kind: str
@@ -253,6 +255,7 @@ def test_some_faults(
     faults(sanitized_build, tmp_path, data, kind, 10)
 
 
+@pytest.mark.data
 def test_nothing_but_faults(sanitized_build: Path, tmp_path: Path, data: bytes) -> None:
     """All kinds at the same time, each with a own server: most of it is waiting."""
     kinds = [*KINDS, "hang"]

@@ -33,8 +33,10 @@ from support.engine_shell import EngineShell, describe, start_engine
 from support.needs import Need
 from support.soak import share_of
 from support.store_shell import root_of, units_of
-from support.web_server import NGINX, WebServer, web_server
 from support.waiting import wait_until
+from support.web_server import NGINX, WebServer, web_server
+
+pytestmark = pytest.mark.data
 
 STEPS = share_of(20_000, least_percent=20)
 STEPS_EACH = 200

@@ -224,6 +224,7 @@ def spoil(cache: Path, draw: random.Random) -> None:
                 file.write(bytes([byte]))
 
 
+@pytest.mark.data
 def test_rot_in_the_cache(
     sanitized_build: Path, filled: VirtualData, tmp_path: Path, cache_path: Path
 ) -> None:

@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.sanitized_build import SANITIZER_ENVIRONMENT
 
+pytestmark = pytest.mark.data
+
 BLOCK = 4096
 SOURCES = 16
 TIMEOUT_S = 60

@@ -26,7 +26,6 @@ from support.registry_server import (
     registry_server,
 )
 from support.scripted_server import response, scripted_server
-from support.waiting import in_some_round, wait_until
 from support.waiting import wait_until
 
 SIZE = 300_000

@@ -21,7 +21,6 @@ from support.fetch_shell import FetchShell, fetch_shell
 from support.sanitized_build import SANITIZER_ENVIRONMENT
 from support.scripted_server import ScriptedServer, response, scripted_server
 from support.store_shell import StoreShell, units_of
-from support.waiting import in_some_round
 
 UNIT = 64 << 10
 #: Hosts agree on a cache for as much of an object.
@@ -443,6 +442,7 @@ def wrong(request: str) -> bytes:
     return head + b"\r\n\r\n" + b"\xff" * len(body)
 
 
+@pytest.mark.data
 @pytest.mark.parametrize("named", ["in the map", "for the device"])
 def test_wrong_bytes_of_a_cache_are_never_delivered(
     sanitized_build: Path, tmp_path: Path, named: str

@@ -7,8 +7,6 @@ import os
 import pty
 import signal
 import subprocess
-import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,14 +24,6 @@ from support.lying_fetcher import INQUIRY_LIES, LIES, PROBE_LIES, program
 from support.refused_calls import refusing
 from support.sanitized_build import SANITIZER_ENVIRONMENT
 from support.scripted_server import ScriptedServer, scripted_server
-from support.store_shell import root_of, units_of
-from support.virtual_data import VirtualData
-from support.engine_shell import describe, engine_shell
-from support.fetch_shell import FetchShell, fetch_shell
-from support.lying_fetcher import INQUIRY_LIES, LIES, PROBE_LIES, program
-from support.refused_calls import refusing
-from support.sanitized_build import SANITIZER_ENVIRONMENT
-from support.scripted_server import ScriptedServer, response, scripted_server
 from support.store_shell import root_of, units_of
 from support.virtual_data import VirtualData
 from support.waiting import wait_until
@@ -267,6 +257,7 @@ def test_local_sources_start_none(sanitized_build: Path, tmp_path: Path) -> None
         assert not processes_of(shell.pid)
 
 
+@pytest.mark.data
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_it_dies_or_hangs_under_reads(
     sanitized_build: Path, server: ScriptedServer, tmp_path: Path, number: int
@@ -479,6 +470,7 @@ def test_sizes_that_no_file_of_content_has(
         assert f"the source has {2**64 - 1} bytes" in answer["error"]
 
 
+@pytest.mark.data
 @pytest.mark.parametrize("lie", ["other bytes", "bytes that change"])
 def test_no_wrong_byte(sanitized_build: Path, tmp_path: Path, lie: str) -> None:
     units = units_of(DATA, UNIT)

@@ -25,6 +25,8 @@ from support.engine_shell import (
 from support.paths import TESTS
 from support.sanitized_build import SANITIZER_ENVIRONMENT
 
+pytestmark = pytest.mark.data
+
 
 def pattern_bytes(offset: int, length: int, base: int = 0) -> bytes:
     return b"".join(

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from support.scripted_server import response, scripted_server
 from support.store_shell import StoreShell, root_of, units_of
 
+pytestmark = pytest.mark.data
+
 BLOCK = 4096
 MIB = 1 << 20
 MEMSET = {"kind": "memset", "size": 1 << 40, "byte": 7}

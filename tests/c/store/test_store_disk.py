@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from support.store_shell import StoreShell
 
+pytestmark = pytest.mark.data
+
 MEMSET = {"kind": "memset", "size": 1 << 40, "byte": 7}
 FILE = {"kind": "file", "path": "/nowhere", "size": 1 << 30, "unit": 4096}
 DIGEST = "ab" * 32

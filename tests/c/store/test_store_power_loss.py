@@ -8,9 +8,12 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.power_loss import SYNC, Operation, lay_out, read_log, states
 from support.soak import share_of
 from support.store_shell import StoreShell
+
+pytestmark = pytest.mark.data
 
 STATES_MIN = share_of(5_000, least_percent=20)
 UNIT = 4096

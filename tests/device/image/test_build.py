@@ -26,6 +26,7 @@ from btrfs_ublk.base.capabilities import BTRFS_PROGS
 from btrfs_ublk.kernel import loop_device, mounted
 
 
+@pytest.mark.data
 @as_root
 @pytest.mark.parametrize(
     ("compression", "checksum"),
@@ -70,6 +71,7 @@ def names_in(top: Path) -> set[str]:
     }
 
 
+@pytest.mark.data
 def test_each_layer_shows_its_own_content(
     sparse_path: Path, need: Callable[..., None]
 ) -> None:

@@ -50,6 +50,8 @@ from btrfs_ublk.volume import ForkMode
 from btrfs_ublk.volume import commit as commit_module
 from btrfs_ublk.volume import commit_fork, forks_of_image
 
+pytestmark = pytest.mark.data
+
 SKOPEO = Program("skopeo", package="skopeo")
 NO_ACCESS = RegistryAccess()
 

@@ -40,6 +40,8 @@ from btrfs_ublk.volume import (
 from btrfs_ublk.volume.device import find_device
 from btrfs_ublk.volume.store import volume_directory
 
+pytestmark = pytest.mark.data
+
 OTHER = "other"
 
 

@@ -14,6 +14,8 @@ from btrfs_ublk.kernel.btrfs import commit_transaction
 from btrfs_ublk.units import MIB
 from btrfs_ublk.volume import detach_image, down_volume
 
+pytestmark = pytest.mark.data
+
 _ = place  # a fixture
 
 

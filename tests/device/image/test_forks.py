@@ -44,6 +44,8 @@ from btrfs_ublk.volume.device import find_device
 from btrfs_ublk.volume.mounts import mounts_of
 from btrfs_ublk.volume.store import volume_directory
 
+pytestmark = pytest.mark.data
+
 
 @contextmanager
 def using(directory: Path, *before: str) -> Iterator[int]:

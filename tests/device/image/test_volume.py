@@ -222,7 +222,6 @@ def test_from_a_web_server(need: Need, place: Place, tmp_path: Path) -> None:
         assert any(x["status"] == "206" for x in ranges)
 
 
-@pytest.mark.native
 @pytest.mark.parametrize("front_end", ["fuse"])
 def test_a_web_server_without_ranges_is_refused(
     need: Need, place: Place, tmp_path: Path
@@ -278,6 +277,7 @@ def test_the_commands_do_the_same(place: Place, registry: Registry) -> None:
     assert done.returncode == 2 and "was made of" in done.stderr
 
 
+@pytest.mark.data
 def test_changed_data_are_not_delivered(place: Place) -> None:
     image, inode = image_of_a_file(place.root / "image")
     layout = Layout.opened(image.name.path)

@@ -16,6 +16,8 @@ from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel import clone_file, clone_range
 from btrfs_ublk.kernel.attributes import NO_COW, get_attributes
 
+pytestmark = pytest.mark.data
+
 BLOCK = 4096
 
 

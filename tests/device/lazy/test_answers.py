@@ -30,7 +30,7 @@ from btrfs_ublk.base.helpers import HELPERS_VARIABLE
 from btrfs_ublk.server import BlockServer, Description, LazySegment
 from btrfs_ublk.units import BLOCK_BYTES
 
-pytestmark = pytest.mark.fuse
+pytestmark = [pytest.mark.data, pytest.mark.fuse]
 
 READERS = 16
 FEW = ("--queues", "1", "--depth", "2")

@@ -109,6 +109,7 @@ def add_slow_file(virtual: VirtualData, slow_file: BlockServer, path: Path) -> N
     virtual.add(source, data, SLOW_AT)
 
 
+@pytest.mark.data
 @pytest.mark.gate_ublk
 @pytest.mark.parametrize("cached", [False, True])
 def test_byte_exact(serve: Serve, virtual: VirtualData, cached: bool) -> None:
@@ -127,6 +128,7 @@ def test_byte_exact(serve: Serve, virtual: VirtualData, cached: bool) -> None:
     assert not cached or stats.fetcher.units_fetched == 0
 
 
+@pytest.mark.data
 @pytest.mark.parametrize("options", [{}, {"queues": 1}, {"queues": 2, "depth": 64}])
 def test_64_readers_at_a_time(
     serve: Serve,

@@ -22,8 +22,6 @@ from support.needs import Need, Serve
 from support.origin import DATA, SIZE, UNIT, UNITS, Origin, source_of
 from support.sanitized_build import SANITIZER_ENVIRONMENT
 from support.scripted_server import ScriptedServer, scripted_server
-from support.needs import Need
-from support.needs import Serve
 from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP

@@ -68,6 +68,7 @@ def of(*segments: Segment, **keys: Any) -> Description:
     return Description(segments[-1].end, segments, **keys)
 
 
+@pytest.mark.data
 def test_it_grows_under_reads(options: DeviceOptions, sparse_path: Path) -> None:
     path = add_device("one", DESCRIPTION, options).path
     assert path is not None
@@ -108,6 +109,7 @@ def test_the_same_again_is_nothing(options: DeviceOptions) -> None:
     assert show_device("one").state.server == before.server
 
 
+@pytest.mark.data
 @pytest.mark.parametrize("step", ["_next_generation", "_replace_server"])
 def test_one_that_was_interrupted_is_repeated(
     options: DeviceOptions, monkeypatch: pytest.MonkeyPatch, step: str

@@ -59,7 +59,11 @@ from btrfs_ublk.units import GIB, MIB
 from btrfs_ublk.volume.sprout import Sprout, sprout
 from btrfs_ublk.volume.temporary import virtual_file_of
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("no_devices")]
+pytestmark = [
+    pytest.mark.data,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("no_devices"),
+]
 
 VIRTUAL_BYTES = 1 << 40
 

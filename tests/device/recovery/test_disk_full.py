@@ -27,7 +27,7 @@ from btrfs_ublk.ops.monitor.metrics import metrics_dict
 from btrfs_ublk.server import BlockServer, Description, LazySegment
 from btrfs_ublk.volume import kept_volume, show_volume
 
-pytestmark = pytest.mark.fuse
+pytestmark = [pytest.mark.data, pytest.mark.fuse]
 
 SIZE = 64 * UNIT
 #: Far longer than anything here takes that does not wait for it.

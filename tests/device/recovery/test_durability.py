@@ -23,6 +23,8 @@ from btrfs_ublk.kernel.mountinfo import read_mountinfo
 from btrfs_ublk.server import BlockServer, Description, FileSegment, ZeroSegment
 from btrfs_ublk.units import BLOCK_BYTES, MIB
 
+pytestmark = pytest.mark.data
+
 _EVENT = "events/btrfs/btrfs_sync_file/enable"
 
 

@@ -47,7 +47,7 @@ from btrfs_ublk.units import BLOCK_BYTES, GIB, MIB
 from btrfs_ublk.volume.sprout import sprout
 from btrfs_ublk.volume.temporary import virtual_file_of
 
-pytestmark = pytest.mark.fuse
+pytestmark = [pytest.mark.data, pytest.mark.fuse]
 
 #: More than the tests can read twice, so that nearly all reads reach the server.
 FILE_BYTES = 64 * GIB

@@ -62,6 +62,7 @@ def device(front_end: FrontEndName) -> Device:
     return add_device("one", DESCRIPTION, DeviceOptions(front_end=front_end))
 
 
+@pytest.mark.data
 @pytest.mark.parametrize(
     "who",
     [(one,) for one in WHO] + [("server", "supervisor"), ("server", "keeper")],
@@ -79,6 +80,7 @@ def test_they_come_back_by_themselves(device: Device, who: tuple[str, ...]) -> N
     assert show_device("one").path == device.path
 
 
+@pytest.mark.data
 @pytest.mark.gate_ublk
 def test_supervisor_and_keeper_are_killed(device: Device) -> None:
     """The server serves on, and has what the next ones need."""
@@ -95,6 +97,7 @@ def test_supervisor_and_keeper_are_killed(device: Device) -> None:
         assert (readers.wrong, readers.errors) == (0, [])
 
 
+@pytest.mark.data
 @pytest.mark.parametrize("seed", rounds(4))
 def test_killed_again_while_it_recovers(device: Device, seed: int) -> None:
     """Two die, and what comes next is killed at a random moment of its takeover."""

@@ -18,7 +18,11 @@ from btrfs_ublk.device import (
 from btrfs_ublk.server import Description, FrontEndName, LazySegment, PatternSegment
 from btrfs_ublk.units import MIB
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("no_devices")]
+pytestmark = [
+    pytest.mark.data,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("no_devices"),
+]
 
 SIZE = 64 * MIB
 KILLS = 5

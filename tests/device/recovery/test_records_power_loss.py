@@ -28,6 +28,8 @@ from btrfs_ublk.units import TIB
 from btrfs_ublk.volume.make import remove_halves
 from btrfs_ublk.volume.store import volume_directories
 
+pytestmark = pytest.mark.data
+
 CHILD = CHILDREN / "records.py"
 #: Of each kind.
 STATES_MIN = share_of(5_000, least_percent=20)

@@ -26,6 +26,8 @@ from btrfs_ublk.server import (
 from btrfs_ublk.units import TIB
 from btrfs_ublk.volume.temporary import volume
 
+pytestmark = pytest.mark.data
+
 #: What a read may take to fail once its server is dead.
 FAIL_S = 30
 SERVED_S = 60.0

@@ -33,7 +33,7 @@ from btrfs_ublk.server import Description, PatternSegment, ZeroSegment
 from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB, TIB
 from btrfs_ublk.volume.temporary import virtual_file_of
 
-pytestmark = pytest.mark.ublk
+pytestmark = [pytest.mark.data, pytest.mark.ublk]
 
 PATTERN = Description(TIB, [PatternSegment(offset=0, length=TIB)])
 TAG = "0123456789abcdef"

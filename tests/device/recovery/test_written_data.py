@@ -29,7 +29,7 @@ from btrfs_ublk.server import FrontEndName
 from btrfs_ublk.units import KIB, MIB
 from btrfs_ublk.volume import down_volume, show_volume, up_volume
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.data, pytest.mark.timeout(600)]
 ALL = ("server", "supervisor", "keeper")
 
 

@@ -24,9 +24,6 @@ from support.needs import Need, inapplicable
 from support.soak import share_of
 from support.system_state import SystemState
 from support.volume_support import NAME, Place
-from children import sprouts
-from support.needs import Need
-from support.needs import inapplicable
 from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS, MKFS_BTRFS, Helper
@@ -41,6 +38,8 @@ from btrfs_ublk.kernel.temporary import loops_below
 from btrfs_ublk.units import MIB
 from btrfs_ublk.volume import down_volume, remove_volume, up_volume
 from btrfs_ublk.volume.store import VOLUMES_VARIABLE
+
+pytestmark = pytest.mark.data
 
 TIMEOUT_S = 60.0
 KILLED = share_of(100)

@@ -35,6 +35,8 @@ from btrfs_ublk.units import BLOCK_BYTES, GIB, KIB, MIB, TIB
 from btrfs_ublk.volume.sprout import sprout
 from btrfs_ublk.volume.temporary import volume
 
+pytestmark = pytest.mark.data
+
 START = 512 * GIB
 EXTENT = 256 * MIB
 

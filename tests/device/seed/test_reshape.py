@@ -50,6 +50,8 @@ from btrfs_ublk.base.helpers import RESHAPE
 from btrfs_ublk.base.process import run
 from btrfs_ublk.kernel import loop_device, mounted
 
+pytestmark = pytest.mark.data
+
 
 @pytest.fixture(scope="module")
 def reshape(sanitized_build: Path) -> Reshape:

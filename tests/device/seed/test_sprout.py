@@ -126,6 +126,7 @@ class TestSeed:
 
 
 class TestSprout:
+    @pytest.mark.data
     def test_it_is_writable_and_clones(
         self, device: Path, target: Path, seed: Seed, sparse_path: Path
     ) -> None:
@@ -220,6 +221,7 @@ class TestSprout:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
+    @pytest.mark.data
     @pytest.mark.parametrize("error", [BtrfsUblkError("injected"), KeyboardInterrupt()])
     @pytest.mark.parametrize(
         "step",

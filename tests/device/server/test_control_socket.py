@@ -20,7 +20,7 @@ from support.server_process import (
     ServerProcess,
     assert_answers,
 )
-from waiting import wait_until
+from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import FUSE, ROOT
 from btrfs_ublk.server import Description, FrontEndName, ZeroSegment
@@ -129,6 +129,7 @@ def test_a_client_that_never_reads_is_dropped(server: ServerProcess) -> None:
         assert_answers(server)
 
 
+@pytest.mark.timing
 def test_a_client_that_reads_late_gets_all_of_it(server: ServerProcess) -> None:
     """More than the socket holds, as statistics of many hosts are."""
     with server.connect() as client:

@@ -32,6 +32,8 @@ from btrfs_ublk.server import (
 )
 from btrfs_ublk.units import BLOCK_BYTES, EIB, KIB, MIB, TIB
 
+pytestmark = pytest.mark.data
+
 # linux/fs.h, linux/falloc.h
 BLKROGET = 0x125E
 BLKDISCARD = 0x1277

@@ -7,15 +7,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.waiting import wait_until
 from support.engine_shell import BLOCK
 from support.needs import Serve
 from support.stopping import freeze
+from support.waiting import wait_until
 
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.server import (

@@ -35,7 +35,7 @@ from btrfs_ublk.server import (
 from btrfs_ublk.server.features import kernel_features
 from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB
 
-pytestmark = pytest.mark.ublk
+pytestmark = [pytest.mark.data, pytest.mark.ublk]
 
 FEATURE = "auto-buf-reg"
 AUTO_BUF_REG = 1 << 11

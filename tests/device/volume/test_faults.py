@@ -35,6 +35,8 @@ from btrfs_ublk.volume import (
 from btrfs_ublk.volume.make import remove_halves
 from btrfs_ublk.volume.store import volume_directory, volumes_directory
 
+pytestmark = pytest.mark.data
+
 #: What is called when so much has been done, in this order: module and function.
 STEPS = [
     ("seed", "make_seed"),

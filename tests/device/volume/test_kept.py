@@ -58,6 +58,7 @@ def place(need: Need, front_end: FrontEndName, sparse_path: Path) -> Iterator[Pl
     found.take_all_down()
 
 
+@pytest.mark.data
 def test_down_and_up_again(place: Place) -> None:
     """The same data: what was fetched, written, removed."""
     definition = place.definition("one", "two")
@@ -184,6 +185,7 @@ def test_an_empty_object_is_an_empty_file(place: Place) -> None:
         assert len(server.requests) == 1
 
 
+@pytest.mark.data
 @fuse_only
 def test_what_could_not_be_cloned_is_free_again(place: Place) -> None:
     content = place.content("one")
@@ -285,6 +287,7 @@ def test_down_names_who_has_it_in_another_namespace(place: Place) -> None:
         run(["umount", shared], timeout_s=60)
 
 
+@pytest.mark.data
 def test_its_server_and_supervisor_die(place: Place) -> None:
     up_volume(NAME, place.definition("one"), base=place.base)
     kill_server(NAME)
@@ -353,6 +356,7 @@ def test_its_device_is_served_as_it_is_defined(place: Place) -> None:
         assert place.state() == "up"
 
 
+@pytest.mark.data
 @fuse_only
 def test_after_a_loss_of_power(place: Place) -> None:
     """What is on disk while it is up, and nothing else, comes up again."""

@@ -112,6 +112,7 @@ def test_quotas_charge_it_for_what_it_has(made: Volume) -> None:
     sync(made)
 
 
+@pytest.mark.data
 def test_a_byte_that_has_rotted_is_noticed(made: Volume) -> None:
     path = made.target / "file"
     content = os.urandom(64 * KIB)
@@ -144,6 +145,7 @@ def test_compression_and_reflinks_work(made: Volume) -> None:
     assert copy.read_bytes() == (directory / "file").read_bytes()
 
 
+@pytest.mark.data
 def test_only_clones_lack_checksums_and_fetch_nothing(made: Volume) -> None:
     clone = made.clone("clone", offset=MIB, size_bytes=MIB)
     (made.target / "ordinary").write_text("ordinary")

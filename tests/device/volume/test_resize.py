@@ -30,6 +30,8 @@ from btrfs_ublk.volume import (
 )
 from btrfs_ublk.volume.store import volume_directory, volumes_directory
 
+pytestmark = pytest.mark.data
+
 #: What is called while a volume that is up grows, in this order: module and function.
 STEPS = [
     ("resize", "_extend"),

@@ -39,6 +39,8 @@ from btrfs_ublk.units import MIB
 from btrfs_ublk.volume import add_image, add_tree, down_volume, trees, up_volume
 from btrfs_ublk.volume.store import HalfTree, volume_directory
 
+pytestmark = pytest.mark.data
+
 BIG = random.Random(11).randbytes(3 * MIB + 5)
 NO_ACCESS = RegistryAccess()
 
@@ -150,7 +152,6 @@ def test_a_tree_inherits_nothing_from_where_it_is_put(place: Place) -> None:
     assert differences(describe(tree), describe(one)) == []
 
 
-@pytest.mark.native
 @pytest.mark.fuse
 def test_what_cannot_be_leaves_nothing(place: Place) -> None:
     tree = small_tree(place.root / "tree")

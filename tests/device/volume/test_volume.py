@@ -74,6 +74,7 @@ def content(made: Volume, offset: int, length: int) -> bytes:
     return made.server.description.content(start + offset, length)
 
 
+@pytest.mark.data
 @pytest.mark.gate_ublk
 def test_clones_read_as_the_server_defines(made: Volume) -> None:
     """Random ranges of clones from the start, both sides of chunk boundaries, the
@@ -95,6 +96,7 @@ def test_clones_read_as_the_server_defines(made: Volume) -> None:
     assert made.server.stats().errors == 0
 
 
+@pytest.mark.data
 @pytest.mark.parametrize("size", [275 * GIB, 250 * TIB, SIZE], ids=format_size)
 def test_both_sides_of_every_chunk_boundary(
     front_end: FrontEndName, sparse_path: Path, target: Path, size: int
@@ -166,6 +168,7 @@ def test_unmapped_data_cannot_be_read_but_overwritten(made: Volume) -> None:
     (made.target / "other").write_text("written")
 
 
+@pytest.mark.data
 def test_writes_stay_in_the_clone_that_got_them(made: Volume) -> None:
     first = made.clone("first", offset=MIB, size_bytes=MIB)
     second = made.clone("second", offset=MIB, size_bytes=MIB)

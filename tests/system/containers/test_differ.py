@@ -28,7 +28,7 @@ from btrfs_ublk.containers.store import RefusedError
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.btrfs import create_subvolume
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.data, pytest.mark.device]
 
 _NAMESPACE = (("containerd-namespace", "default"),)
 

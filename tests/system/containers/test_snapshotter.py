@@ -61,6 +61,7 @@ def client(root: Path) -> Iterator[Client]:
         yield client
 
 
+@pytest.mark.data
 @native
 def test_a_layer_upon_a_layer(client: Client, root: Path) -> None:
     first = client.prepare("first-active", labels={"a": "1"})
@@ -81,6 +82,7 @@ def test_a_layer_upon_a_layer(client: Client, root: Path) -> None:
     assert os.listdir(root / "snapshots") == []
 
 
+@pytest.mark.data
 @native
 def test_a_view_is_the_committed_subvolume(client: Client, root: Path) -> None:
     client.prepare("active")
@@ -363,6 +365,7 @@ def test_a_file_of_a_version_before(tmp_path: Path, version: str) -> None:
         store.close()
 
 
+@pytest.mark.data
 @native
 def test_half_made_ones_go_at_the_next_start(root: Path) -> None:
     snapshots = Snapshots(root)
@@ -386,6 +389,7 @@ def test_half_made_ones_go_at_the_next_start(root: Path) -> None:
     snapshots.close()
 
 
+@pytest.mark.data
 @native
 def test_a_start_that_fails_closes_what_it_has_opened(
     root: Path, monkeypatch: pytest.MonkeyPatch
@@ -402,6 +406,7 @@ def test_a_start_that_fails_closes_what_it_has_opened(
     assert os.listdir("/proc/self/fd") == before
 
 
+@pytest.mark.data
 @native
 def test_a_kill_leaves_nothing_half_made(root: Path) -> None:
     """Whatever a killed process was doing, each snapshot has its directory after the
@@ -524,6 +529,7 @@ def test_a_store_maps_no_file(tmp_path: Path) -> None:
         store.close()
 
 
+@pytest.mark.data
 @native
 def test_a_full_disk_is_said_and_removal_makes_room(test_root: Path) -> None:
     """What is on it stays, and containerd can remove what it does not need."""
@@ -635,6 +641,7 @@ def test_all_syncs_are_of_one_descriptor(
         store.close()
 
 
+@pytest.mark.data
 def test_after_a_sync_that_failed_nothing_counts_as_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -386,6 +386,7 @@ def test_where_an_image_is_without_its_reference(place: Place, root: Path) -> No
         assert len(ImageStore().images()) == 1
 
 
+@pytest.mark.data
 def test_what_was_fetched_is_there_without_the_registry(
     place: Place, root: Path
 ) -> None:
@@ -406,6 +407,7 @@ def test_what_was_fetched_is_there_without_the_registry(
         assert state(root).fallbacks == {"registry": 1}
 
 
+@pytest.mark.data
 def test_a_full_disk_is_said_and_leaves_nothing(
     place: Place, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -491,6 +493,7 @@ def test_none_waits_for_an_image_that_hangs(place: Place, root: Path) -> None:
         assert state(root).fallbacks == {"registry": 20}
 
 
+@pytest.mark.data
 def test_a_kill_leaves_nothing_half_made(place: Place, root: Path) -> None:
     """It is killed while images come and go. After the next start each layer that
     containerd was told of is there, and in the end nothing is."""
@@ -521,6 +524,7 @@ def test_a_kill_leaves_nothing_half_made(place: Place, root: Path) -> None:
         assert os.listdir(root / "images") == os.listdir(root / "snapshots") == []
 
 
+@pytest.mark.data
 def test_what_a_kill_has_left_of_volumes_and_devices_goes(
     place: Place, root: Path
 ) -> None:

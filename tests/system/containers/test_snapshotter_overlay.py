@@ -26,7 +26,7 @@ from btrfs_ublk.containers.store import SNAPSHOT_REF, Kind, RefusedError
 from btrfs_ublk.kernel.btrfs import create_snapshot
 from btrfs_ublk.units import MIB
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.data, pytest.mark.device]
 OVERLAY = {MODE: "overlay"}
 #: Calls of a merge, before each of which a process may be killed.
 STEPS = ("rename", "unlink", "rmdir", "removexattr", "fchmod", "utime")

@@ -92,6 +92,7 @@ def test_other_content_gives_another_fsid(sparse_path: Path) -> None:
     assert one["fsid"] != other["fsid"]
 
 
+@pytest.mark.data
 def test_digests_are_those_of_the_units(sparse_path: Path) -> None:
     image = sparse_path / "image"
     report = mkimage(image, directory(small_tree(sparse_path / "tree")), unit=64 * KIB)
@@ -237,6 +238,7 @@ def test_no_json_is_refused() -> None:
     assert done.returncode == 2 and "the description: " in done.stderr
 
 
+@pytest.mark.data
 def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
     output = tmp_path / "image"
     output.mkdir()

@@ -162,6 +162,7 @@ def test_what_was_made_is_not_made_again(
     assert image(*argv, new, "--check")["uploaded"] == 3
 
 
+@pytest.mark.data
 def test_a_killed_one_is_gone_on_with(
     argv: list[str], registry: Registry, sparse_path: Path
 ) -> None:

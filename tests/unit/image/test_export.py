@@ -32,6 +32,8 @@ from btrfs_ublk.image.pull import open_sealed
 from btrfs_ublk.image.reference import LayoutName
 from btrfs_ublk.units import KIB, MIB
 
+pytestmark = pytest.mark.data
+
 TIMEOUT_S = 300
 SUBVOLUME = 256
 INODE_ITEM, INODE_REF, DIR_INDEX, EXTENT_DATA = 1, 12, 96, 108

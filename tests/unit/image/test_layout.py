@@ -380,6 +380,7 @@ def test_a_layout_is_not_made_over_something_else(tmp_path: Path) -> None:
         Layout.opened(tmp_path)
 
 
+@pytest.mark.data
 def test_a_signal_at_any_line_leaves_no_layout(tmp_path: Path) -> None:
     """Before it returns, nobody else could remove what it has made."""
     path = tmp_path / "layout"
@@ -409,6 +410,7 @@ def test_a_signal_at_any_line_leaves_no_layout(tmp_path: Path) -> None:
     assert number > 10
 
 
+@pytest.mark.data
 @pytest.mark.parametrize("missing", [["blobs/sha256"], ["blobs/sha256", "blobs"]])
 def test_a_layout_that_a_killed_command_began_is_one(
     tmp_path: Path, missing: list[str]
@@ -420,6 +422,7 @@ def test_a_layout_that_a_killed_command_began_is_one(
     assert layout.read(layout.add(LAYER, b"1")) == b"1"
 
 
+@pytest.mark.data
 def test_what_a_killed_command_left_in_a_layout_goes(tmp_path: Path) -> None:
     layout = Layout.made(tmp_path)
     dead = tmp_path / "blobs" / ".new-dead"
@@ -433,6 +436,7 @@ def test_what_a_killed_command_left_in_a_layout_goes(tmp_path: Path) -> None:
     assert [x.name for x in (tmp_path / "blobs").iterdir()] == ["sha256"]
 
 
+@pytest.mark.data
 def test_tags_of_two_writers_are_all_there(tmp_path: Path) -> None:
     layout = Layout.made(tmp_path)
     one = layout.add(LAYER, b"1")
@@ -441,6 +445,7 @@ def test_tags_of_two_writers_are_all_there(tmp_path: Path) -> None:
     assert len(raw_index(tmp_path)["manifests"]) == 32
 
 
+@pytest.mark.data
 @pytest.mark.parametrize("before", ["nothing", "directory", "layout"])
 def test_a_build_that_fails_leaves_no_layout(tmp_path: Path, before: str) -> None:
     path = tmp_path / "layout"

@@ -578,6 +578,7 @@ def breaking_proxy(port: int, *, after_bytes: int, breaks: int) -> Iterator[int]
     assert left == 0, "no connection has moved so much"
 
 
+@pytest.mark.data
 def test_transfers_that_break_go_on(
     registry: Registry,
     target: Reference,
@@ -666,6 +667,7 @@ def _written_below(directory: Path) -> bool:
     return False
 
 
+@pytest.mark.data
 def test_what_a_cache_sends_is_apart_until_it_is_verified(
     target: Reference, access: RegistryAccess, tmp_path: Path, registry: Registry
 ) -> None:
@@ -747,6 +749,7 @@ def test_tokens_need_tls_to_a_cache(target: Reference, access: RegistryAccess) -
     open_repository(target, replace(access, via_plain=True)).close()
 
 
+@pytest.mark.data
 def test_two_that_fetch_one_blob(
     access: RegistryAccess,
     target: Reference,

@@ -165,6 +165,7 @@ def test_large_blobs_go_in_parts(
     assert (tmp_path / "data").read_bytes() == data and rest == data[7 << 20 :]
 
 
+@pytest.mark.data
 def test_pushes_at_once_lose_no_tag(
     target: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +255,7 @@ def test_refusals_of_a_store(
         push(image, target)
 
 
+@pytest.mark.data
 def test_a_push_that_is_killed_is_repeated(target: Reference, tmp_path: Path) -> None:
     """The name comes last, so that what is not whole has none."""
     image = sealed_image(tmp_path / "image", units=200)

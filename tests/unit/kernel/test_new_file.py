@@ -22,6 +22,8 @@ from btrfs_ublk.content.digests import digest_file
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.new_file import new_file, write_new
 
+pytestmark = pytest.mark.data
+
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 
 

@@ -6,10 +6,6 @@ import errno
 import math
 import os
 import subprocess
-import threading
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +14,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.engine_shell import BLOCK, describe, engine_shell
 from support.sanitized_build import SANITIZER_ENVIRONMENT
-from support.stopping import freeze
-from support.waiting import wait_until
 
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.server import (
