@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,10 @@ WORTH_KEEPING_S = 0.5
 KERNELS = ("6.12", "latest")
 #: On 6.1, the oldest supported kernel, which has no ublk of today: kills with FUSE.
 OLDEST = "6.1"
-_NOT_HERE = "not ublk and not vm and not alone and not timing and not containerd2"
+#: Folders with tests that make devices, and with others.
+_BOTH = ("bench", "campaigns", "docs", "system")
+_BESIDE_UBLK = "not vm and not alone and not timing and not containerd2"
+_BESIDE = f"not ublk and {_BESIDE_UBLK}"
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class Part:
     arch: str = ""
     argv: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    #: Below tests/; loading the others would take a worker ten seconds.
+    folders: tuple[str, ...] = ()
 
 
 @dataclass
@@ -81,41 +86,35 @@ def lanes(mode: str, *, lint: bool, no_vm: str, ublk: bool) -> list[list[Part]]:
 
     ``ublk`` says that the running kernel has the driver; ``no_vm`` why no VM boots.
     """
-    gate = " and not thorough" if mode != "all" else ""
-    here = _NOT_HERE if not ublk else _NOT_HERE.replace("not ublk and ", "")
+    gate = "" if mode == "all" else " and not thorough"
     checks = [Part("lint", 200, argv=("./apply-lint.sh", "--check"))] if lint else []
-    hidden = Part("without devices", 480, f"not device and {_NOT_HERE}{gate}", 2, True)
+    plain = Part(
+        *("without devices", 480, f"not device and {_BESIDE}{gate}", 2, True),
+        folders=("unit", "c", *_BOTH),
+    )
+    here = f"(device or ublk) and {_BESIDE if not ublk else _BESIDE_UBLK}{gate}"
+    devices = Part("devices", 540, here, 4, folders=("device", *_BOTH))
+    vm = Part("ublk, Linux latest", 480, "ublk and gate_ublk", kernel="latest")
+    machines = [vm]
     if mode == "quick":
-        quick = (f"--at-most={QUICK_AT_MOST_S}",)
-        return [checks, [Part(hidden.name, 120, hidden.select, 2, True, options=quick)]]
-    devices = Part("devices", 540, f"(device or ublk) and {here}{gate}", 4)
-    alone = Part("alone", 60, f"alone and not timing and not vm{gate}")
-    machines = [
-        Part(f"ublk, Linux {each}", 480, f"ublk and not timing{chosen}", kernel=each)
-        for each, chosen in (
-            [("latest", " and gate_ublk")]
-            if mode == "gate"
-            else [(kernel, "") for kernel in KERNELS]
-        )
-    ]
+        at_most = (f"--at-most={QUICK_AT_MOST_S}",)
+        return [checks, [replace(plain, budget_s=120, options=at_most)]]
     if mode == "all":
-        hidden = Part(hidden.name, 1200, hidden.select, 2, True)
-        devices = Part(devices.name, 1800, devices.select, 3)
-        machines = [Part(m.name, 3600, m.select, kernel=m.kernel) for m in machines]
+        plain, devices = replace(plain, budget_s=1200), replace(devices, budget_s=1800)
+        every = replace(vm, budget_s=3600, select="ublk and not timing")
+        machines = [
+            replace(every, name=f"ublk, Linux {kernel}", kernel=kernel)
+            for kernel in KERNELS
+        ]
         kills = "fuse and data and not thorough"
         machines.append(Part(f"FUSE, Linux {OLDEST}", 1200, kills, kernel=OLDEST))
-    if ublk or no_vm:
-        machines = []
-    return [
-        [*checks, hidden],
-        [devices],
-        machines,
-        *([[alone]] if mode == "gate" else []),
-    ]
+    return [[*checks, plain], [devices], [] if ublk or no_vm else machines]
 
 
-def last_parts(*, no_vm: str) -> list[Part]:
-    """Return what only --all runs, one after the other, with nothing beside it."""
+def last_parts(mode: str, *, no_vm: str) -> list[Part]:
+    """Return what runs at the end, one after the other, with nothing beside it."""
+    if mode != "all":
+        return []
     alone = "(alone or timing or vm)" if not no_vm else "(alone or timing) and not vm"
     parts = [
         Part("alone, and measuring", 1200, f"{alone} and not ublk"),
@@ -198,7 +197,7 @@ class Runner:
                 argv += ["-n", str(part.workers), "--dist", "worksteal"]
         if part.hide_devices:
             argv += ["--hide-devices"]
-        argv += only
+        argv += only or [f"tests/{folder}" for folder in part.folders]
         if not part.kernel:
             return argv
         if not only and not part.arch:
@@ -384,13 +383,10 @@ def main() -> int:
         old.unlink()
     runner = Runner(given.pytest_options)
     with ended_by_signals(runner):
-        here = lanes(
-            given.mode, lint=not given.no_lint, no_vm=given.no_vm, ublk=given.ublk
-        )
-        runner.run_lanes(here)
-        if given.mode == "all":
-            for part in last_parts(no_vm=given.no_vm):
-                runner.run_lanes([[part]])
+        lint, ublk, no_vm = not given.no_lint, given.ublk, given.no_vm
+        runner.run_lanes(lanes(given.mode, lint=lint, ublk=ublk, no_vm=no_vm))
+        for part in last_parts(given.mode, no_vm=no_vm):
+            runner.run_lanes([[part]])
         flaky = runner.run_failed_again()
     missing = []
     if given.no_vm and not (given.vm_not_wanted or given.ublk):

@@ -24,9 +24,7 @@ TODAY = date(2026, 3, 20)
 def parts_of(mode: str, **given: Any) -> list[Part]:
     settings = {"lint": True, "no_vm": "", "ublk": False} | given
     parts = list(itertools.chain(*testrun.lanes(mode, **settings)))
-    if mode == "all":
-        parts += testrun.last_parts(no_vm=settings["no_vm"])
-    return parts
+    return parts + testrun.last_parts(mode, no_vm=settings["no_vm"])
 
 
 def selecting(parts: list[Part], marks: set[str]) -> list[str]:
@@ -55,7 +53,7 @@ def test_all_runs_each_test_once_on_each_kernel(ublk: bool) -> None:
 
 def test_the_gate_leaves_out_what_is_thorough_or_measures() -> None:
     for mode in ("gate", "quick"):
-        for mark in ("thorough", "timing", "vm", "containerd2"):
+        for mark in ("thorough", "timing", "vm", "alone", "containerd2"):
             for others in ((), ("device",), ("ublk", "device")):
                 assert not selecting(parts_of(mode), {mark, *others}), mark
 
@@ -64,7 +62,6 @@ def test_the_gate_has_the_rest() -> None:
     parts = parts_of("gate")
     assert selecting(parts, set()) == ["without devices"]
     assert selecting(parts, {"device"}) == ["devices"]
-    assert selecting(parts, {"device", "alone"}) == ["alone"]
     assert selecting(parts, {"device", "ublk"}) == []
     assert selecting(parts, {"device", "ublk", "gate_ublk"}) == ["ublk, Linux latest"]
 

@@ -262,7 +262,6 @@ class TestWithStandIn:
         report = collect()
         assert report.is_clean and len(report.ledgers) == 1
 
-    @pytest.mark.device
     def test_a_mounted_device_is_not_taken_away(
         self, stand_in: StandIn, sparse_path: Path
     ) -> None:
