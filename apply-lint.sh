@@ -19,7 +19,7 @@ esac
 
 scripts/setup --test
 bin=$PROJECT/.venv/bin
-build=$PROJECT/build/lint
+build=$PROJECT/build/sanitized
 export PATH=$bin:$PATH # meson looks for ninja there
 
 files() { # find's tests…: the project's own files
@@ -70,14 +70,7 @@ check_c_format() {
 }
 
 compile() { # all warnings are errors; also makes what clang-tidy reads
-    if [ ! -f "$build/build.ninja" ]; then
-        rm -rf "$build"
-        "$bin/meson" setup --werror -Dtests=true "$build" . || return
-    elif ! { "$bin/ninja" --quiet -C "$build" build.ninja &&
-        grep -q csrc/tests/ "$build/build.ninja"; }; then # older than that option
-        "$bin/meson" setup --reconfigure -Dtests=true "$build" . || return
-    fi
-    "$bin/ninja" --quiet -C "$build"
+    PYTHONPATH=$PROJECT/tests "$bin/python" -m support.sanitized_build
 }
 
 if [ "$check" = yes ]; then

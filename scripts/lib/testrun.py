@@ -73,6 +73,7 @@ class Part:
 class Outcome:
     part: Part
     seconds: float = 0.0
+    cpu_s: float = 0.0
     tests: list[dict[str, Any]] = field(default_factory=list)
     #: Of a run that ended badly without a failed test, or was none.
     fault: str = ""
@@ -93,14 +94,15 @@ def lanes(mode: str, *, lint: bool, no_vm: str, ublk: bool) -> list[list[Part]]:
         folders=("unit", "c", *_BOTH),
     )
     here = f"(device or ublk) and {_BESIDE if not ublk else _BESIDE_UBLK}{gate}"
-    devices = Part("devices", 540, here, 4, folders=("device", *_BOTH))
+    devices = Part("devices", 540, here, 4, folders=("device", "docs", "system"))
     vm = Part("ublk, Linux latest", 480, "ublk and gate_ublk", kernel="latest")
     machines = [vm]
     if mode == "quick":
         at_most = (f"--at-most={QUICK_AT_MOST_S}",)
         return [checks, [replace(plain, budget_s=120, options=at_most)]]
     if mode == "all":
-        plain, devices = replace(plain, budget_s=1200), replace(devices, budget_s=1800)
+        plain = replace(plain, budget_s=1200)
+        devices = replace(devices, budget_s=1800, folders=("device", *_BOTH))
         every = replace(vm, budget_s=3600, select="ublk and not timing")
         machines = [
             replace(every, name=f"ublk, Linux {kernel}", kernel=kernel)
@@ -147,8 +149,9 @@ class Runner:
         results = RESULTS / f"{name}.jsonl"
         argv = part.argv or self._pytest(part, results, only)
         begun_s = time.monotonic()
-        status = self._bounded(argv, part.budget_s * OVERDUE, RESULTS / f"{name}.log")
-        outcome = Outcome(part, time.monotonic() - begun_s)
+        log = RESULTS / f"{name}.log"
+        status, cpu_s = self._bounded(argv, part.budget_s * OVERDUE, log)
+        outcome = Outcome(part, time.monotonic() - begun_s, cpu_s)
         if part.argv:
             word = "failed" if status else "passed"
             outcome.tests = [{"id": part.name, "outcome": word, "data": True}]
@@ -209,7 +212,10 @@ class Runner:
         vm += ["--env", f"BTRFS_UBLK_SOAK_PERCENT={soak_percent(5)}"]
         return [*vm, "--", *argv, "--timeout", str(VM_TEST_LIMIT_S)]
 
-    def _bounded(self, argv: Sequence[str], limit_s: float, log: Path) -> int:
+    def _bounded(
+        self, argv: Sequence[str], limit_s: float, log: Path
+    ) -> tuple[int, float]:
+        """Run a command; return its exit status, and its seconds of CPU time."""
         bounded = [sys.executable, str(LIB / "bounded.py"), str(int(limit_s)), *argv]
         environment = os.environ | {"BTRFS_UBLK_SOAK_PERCENT": soak_percent(10)}
         with log.open("wb") as output:
@@ -223,10 +229,10 @@ class Runner:
                 start_new_session=True,
             )
             self._running.add(process)
-            try:
-                return process.wait()
-            finally:
-                self._running.discard(process)
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            self._running.discard(process)
+        return process.returncode, usage.ru_utime + usage.ru_stime
 
     def run_failed_again(self) -> list[str]:
         """Run what failed once more, alone, but for tests of data. Returns the names of
@@ -265,7 +271,8 @@ def row(outcome: Outcome) -> str:
     over = " OVER ITS BUDGET" if seconds > budget_s else ""
     fault = f" {outcome.fault}" if outcome.fault else ""
     name = outcome.part.name
-    return f"{name:24} {seconds:5.0f} of {budget_s} s  {', '.join(counts)}{over}{fault}"
+    times = f"{seconds:5.0f} of {budget_s:4} s, CPU {outcome.cpu_s:5.0f} s"
+    return f"{name:20} {times}: {', '.join(counts)}{over}{fault}"
 
 
 def quarantined(today: date) -> tuple[list[str], list[str]]:
