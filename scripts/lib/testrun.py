@@ -185,7 +185,7 @@ class Runner:
         self._ending = True
         for process in list(self._running):
             with contextlib.suppress(ProcessLookupError):
-                process.terminate()
+                os.killpg(process.pid, signal.SIGINT)  # pytest tears tests down
 
     def _pytest(self, part: Part, results: Path, only: Sequence[str]) -> list[str]:
         python = "python3" if part.arch else PYTHON

@@ -63,6 +63,8 @@ def btrfs_check(image: Path) -> None:
         if any(word in line.lower() for word in ("warning", "error:", "mismatch"))
         # The price of the stub chunk.
         and "Multiple block group" not in line and "Data: single, raid0" not in line
+        # It looks at all devices of the machine, which others may be about to detach.
+        and "cannot scan /dev/" not in line
     ]
     assert not complaints, complaints
 

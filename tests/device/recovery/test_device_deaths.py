@@ -173,7 +173,6 @@ def test_killed_again_while_it_recovers(grown: Grown) -> None:
     assert grown.readers.wrong == 0
 
 
-@pytest.mark.gate_ublk
 def test_upgrade_under_reads(grown: Grown, sparse_path: Path) -> None:
     before = show_device("one").state
     newer = shutil.copy(helper_path(SERVER), sparse_path / "newer-server")

@@ -206,7 +206,6 @@ def test_killed_under_reads_and_taken_over_again_and_again() -> None:
     assert records() == []
 
 
-@pytest.mark.gate_ublk
 def test_killed_at_random_times_while_it_takes_over() -> None:
     source = random.Random(1)
     with served("reissue", "--queues", "2") as first:
@@ -316,7 +315,6 @@ def test_without_recovery_reads_fail_soon_after_a_kill(depth: int) -> None:
         delete_device()
 
 
-@pytest.mark.gate_ublk
 def test_with_all_tags_in_flight_it_is_taken_over_soon() -> None:
     with served("reissue", "--depth", "1", "--queues", "1") as server:
         with VerifiedReads(server.device) as reads:

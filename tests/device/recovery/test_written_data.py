@@ -215,7 +215,6 @@ class TestAllAreKilled:
         assert place.matches("one")
 
 
-@pytest.mark.gate_ublk
 @pytest.mark.parametrize("seed", rounds(10))
 def test_again_and_again(place: Place, seed: int) -> None:
     chances = random.Random(seed)

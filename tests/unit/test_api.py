@@ -1,12 +1,10 @@
-"""The surface for other programs, and the examples of its document."""
+"""The surface for other programs: names, types, paths."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import os
 import pkgutil
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,51 +15,16 @@ from pathlib import Path, PurePosixPath
 from typing import Any, get_args, get_type_hints
 
 import pytest
-from support.needs import Need
-from support.paths import PROJECT
-from support.web_server import NGINX, web_server
 
 import btrfs_ublk
 from btrfs_ublk import BtrfsUblkError, VolumeDefinition, api, make_seed
-from btrfs_ublk.base.capabilities import FUSE
 from btrfs_ublk.base.ledger import Entry, Ledger
 from btrfs_ublk.base.paths import OptionalPath
 from btrfs_ublk.content.maps import Ask
 from btrfs_ublk.device import DeviceSpec, DeviceState
-from btrfs_ublk.volume.store import VOLUMES_VARIABLE
 
 #: All names that other programs have.
 OFFERED = {name: getattr(api, name) for name in api.__all__}
-_DOCUMENT = PROJECT / "docs" / "how-to" / "python-api.md"
-_EXAMPLES = re.findall(
-    r"^## (.*?)$|^```python\n(.*?)^```$", _DOCUMENT.read_text(), re.M | re.S
-)
-EXAMPLES: list[tuple[str, str]] = []
-for heading, source in _EXAMPLES:
-    if heading:
-        title = heading
-    else:
-        EXAMPLES.append((title, source))
-
-for source in re.findall(
-    r"^```python\n(.*?)^```$", (PROJECT / "README.md").read_text(), re.M | re.S
-):
-    EXAMPLES.append(("README", source))
-
-#: What examples fetch.
-_URL = re.compile(r"http://[a-z0-9.]+:8000/([a-z.]+)")
-
-_USER = """
-import btrfs_ublk
-
-def size(text: str) -> int:
-    return btrfs_ublk.parse_size(text)
-
-with btrfs_ublk.kept_volume("x") as volume:
-    reveal_type(volume)
-btrfs_ublk.kept_volume(3)
-btrfs_ublk.there_is_no_such_name
-"""
 
 
 def test_it_is_imported_when_it_is_wanted() -> None:
@@ -206,56 +169,3 @@ def test_attributes_that_are_paths(tmp_path: Path) -> None:
         definition.mount = None  # type: ignore[misc]
     api.Digests(1, 4096, bytes(32)).write(str(tmp_path / "digests"))
     assert (tmp_path / "digests").read_bytes() == bytes(32)
-
-
-def test_users_are_checked_by_mypy_strict(tmp_path: Path) -> None:
-    assert (Path(btrfs_ublk.__file__).parent / "py.typed").exists()
-    sources = [*(source for _, source in EXAMPLES), _USER]
-    for number, source in enumerate(sources):
-        (tmp_path / f"program_{number}.py").write_text(source)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "mypy",
-            "--strict",
-            "--config-file=",
-            *tmp_path.iterdir(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        cwd=PROJECT,
-        env=os.environ | {"MYPYPATH": str(PROJECT)},
-    )
-    lines = done.stdout.splitlines()
-    errors = [line for line in lines if "error:" in line]
-    user = f"program_{len(sources) - 1}.py"
-    assert all(user in line for line in errors), done.stdout
-    assert [line.split(":")[1] for line in errors] == ["9", "10"], done.stdout
-    assert any("report.KeptVolume" in line for line in lines)
-
-
-@pytest.mark.parametrize(
-    "number", range(len(EXAMPLES)), ids=lambda number: EXAMPLES[number][0]
-)
-def test_example(need: Need, sparse_path: Path, number: int) -> None:
-    need(FUSE)
-    source = EXAMPLES[number][1]
-    with ExitStack() as stack:
-        wanted = _URL.search(source)
-        if wanted:
-            need(NGINX)
-            server = stack.enter_context(web_server(sparse_path / "web"))
-            (server.files / wanted[1]).write_bytes(os.urandom(1 << 20))
-            source = source.replace(wanted[0], server.url(f"files/{wanted[1]}"))
-        (sparse_path / "mnt").mkdir()
-        subprocess.run(
-            [sys.executable, "-c", source],
-            check=True,
-            timeout=240,
-            cwd=sparse_path,
-            env=os.environ
-            | {VOLUMES_VARIABLE: str(sparse_path / "volumes")}
-            | {"TMPDIR": str(sparse_path)},
-        )
