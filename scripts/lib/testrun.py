@@ -217,7 +217,7 @@ class Runner:
     ) -> tuple[int, float]:
         """Run a command; return its exit status, and its seconds of CPU time."""
         bounded = [sys.executable, str(LIB / "bounded.py"), str(int(limit_s)), *argv]
-        environment = os.environ | {"BTRFS_UBLK_SOAK_PERCENT": soak_percent(10)}
+        environment = os.environ | {"BTRFS_UBLK_SOAK_PERCENT": soak_percent(5)}
         with log.open("wb") as output:
             process = subprocess.Popen(
                 bounded,

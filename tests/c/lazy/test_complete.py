@@ -128,6 +128,7 @@ def test_what_fails_is_tried_again(
         assert state(shell).done_units == UNITS
 
 
+@pytest.mark.thorough
 def test_what_has_no_room_is_not_fetched(
     sanitized_build: Path, tmp_path: Path, origin: Origin, web: ScriptedServer
 ) -> None:

@@ -31,6 +31,7 @@ def killed(code: str) -> list[str]:
     return words
 
 
+@pytest.mark.thorough
 class TestZram:
     @pytest.fixture(autouse=True)
     def _needs(self, need: Need) -> None:

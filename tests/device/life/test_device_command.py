@@ -292,6 +292,7 @@ def test_half_made_directories(options: DeviceOptions) -> None:
         path.rmdir()
 
 
+@pytest.mark.thorough
 def test_a_server_with_many_clients_is_well(front_end: FrontEndName) -> None:
     """Also for a supervisor that comes then."""
     wanted = DeviceOptions(front_end=front_end, hang_timeout_s=2)

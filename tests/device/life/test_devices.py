@@ -254,7 +254,7 @@ MOMENTS: dict[FrontEndName, int] = {"fuse": 12, "ublk": 2}
 @pytest.mark.parametrize(
     "signum",
     [
-        signal.SIGINT,
+        pytest.param(signal.SIGINT, marks=pytest.mark.thorough),
         pytest.param(signal.SIGTERM, marks=pytest.mark.thorough),
         signal.SIGKILL,
     ],

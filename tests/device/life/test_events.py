@@ -59,6 +59,7 @@ def events(
     followed = follow_events()
     assert told(next(followed)) == ("old", "present", "dead")
     yield followed
+    followed.close()  # it has a watch of the directory
 
 
 def test_devices_come_and_go(events: Iterator[Event]) -> None:

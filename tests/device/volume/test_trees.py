@@ -189,6 +189,7 @@ def test_what_cannot_be_leaves_nothing(place: Place) -> None:
         add(place, image, "x")
 
 
+@pytest.mark.thorough
 @pytest.mark.fuse
 def test_a_volume_without_room_keeps_nothing(place: Place) -> None:
     full = place.root / "full"
