@@ -48,6 +48,10 @@ KERNELS = ("6.12", "latest")
 OLDEST = "6.1"
 #: Folders with tests that make devices, and with others.
 _BOTH = ("bench", "campaigns", "docs", "system")
+#: What the gate runs of the tests that drive other programs.
+_SNAPSHOTTER = tuple(
+    f"system/containers/test_snapshotter{name}.py" for name in ("", "_lazy", "_overlay")
+)
 _BESIDE_UBLK = "not vm and not alone and not timing and not containerd2"
 _BESIDE = f"not ublk and {_BESIDE_UBLK}"
 
@@ -90,11 +94,11 @@ def lanes(mode: str, *, lint: bool, no_vm: str, ublk: bool) -> list[list[Part]]:
     gate = "" if mode == "all" else " and not thorough"
     checks = [Part("lint", 200, argv=("./apply-lint.sh", "--check"))] if lint else []
     plain = Part(
-        *("without devices", 480, f"not device and {_BESIDE}{gate}", 2, True),
+        *("without devices", 480, f"not device and {_BESIDE}{gate}", 3, True),
         folders=("unit", "c", *_BOTH),
     )
     here = f"(device or ublk) and {_BESIDE if not ublk else _BESIDE_UBLK}{gate}"
-    devices = Part("devices", 540, here, 4, folders=("device", "docs", "system"))
+    devices = Part("devices", 540, here, 4, folders=("device", *_SNAPSHOTTER))
     vm = Part("ublk, Linux latest", 480, "ublk and gate_ublk", kernel="latest")
     machines = [vm]
     if mode == "quick":

@@ -133,7 +133,7 @@ btrfs-ublk prefetch NAME --cancel
 btrfs-ublk device status NAME
 btrfs-ublk device recover NAME
 btrfs-ublk device upgrade NAME
-python "$PROJECT/tests/children/longer.py" lazy.json > longer.json
+python "$PROJECT/tests/support/children/longer.py" lazy.json > longer.json
 btrfs-ublk device update NAME longer.json
 btrfs-ublk device down NAME
 1: btrfs-ublk device status NAME 2> /dev/null || false

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from itertools import count
 
 import pytest
 
@@ -14,9 +16,13 @@ def share_of(whole: int, *, least_percent: int = 0) -> int:
     return whole * max(SOAK_PERCENT, least_percent) // 100
 
 
-def rounds(count: int) -> list[object]:
-    """Return the parameters 0 to ``count`` - 1: the gate does two of these rounds."""
-    return [
-        *range(2),
-        *(pytest.param(x, marks=pytest.mark.thorough) for x in range(2, count)),
-    ]
+def rounds(whole: int) -> list[object]:
+    """Return the parameters 0 to ``whole`` - 1: the gate does two of these rounds."""
+    later = (pytest.param(x, marks=pytest.mark.thorough) for x in range(2, whole))
+    return [*range(2), *later]
+
+
+def moments() -> Iterator[int]:
+    """Return numbers of events at which something is killed, for ever: all of them with
+    100 %, else one in seven, as each takes a fork of this process."""
+    return count(1, 1 if SOAK_PERCENT >= 100 else 7)

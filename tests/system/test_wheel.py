@@ -27,7 +27,7 @@ import btrfs_ublk
 from btrfs_ublk.base.capabilities import FUSE
 from btrfs_ublk.base.helpers import SERVER
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]
 _OPTIONS = ("-ra", "-p", "no:cacheprovider")
 
 

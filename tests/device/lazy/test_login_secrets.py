@@ -165,11 +165,11 @@ def processes() -> bytes:
 @pytest.mark.parametrize(
     "answer",
     [
-        # Two that repeat secrets, or do all; the others only answer otherwise.
-        *(accepting, repeating),
+        # One that does all; the others only answer otherwise.
+        accepting,
         *(
             pytest.param(x, marks=pytest.mark.thorough)
-            for x in (refusing, wanting_a_token, silent)
+            for x in (refusing, repeating, wanting_a_token, silent)
         ),
     ],
     ids=lambda answer: str(answer.__name__),

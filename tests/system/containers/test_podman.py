@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from support.needs import Need
 from support.paths import PROJECT
 from support.podman_support import PODMAN, PRIVATE, place_for_state
 from support.registry_server import REGISTRY, registry_server
+from support.soak import moments
 from support.stopping import killed_at_event
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
@@ -195,7 +195,7 @@ def test_what_a_killed_command_left_is_removed(tmp_path: Path) -> None:
             store.remove("app")
 
     for act in (add, remove):
-        for number in count(1):
+        for number in moments():
             if act == remove:
                 add()
             was_killed = killed_at_event(number, act)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
@@ -20,6 +19,7 @@ from support.image_support import (
     sealed_image,
     tagged_image,
 )
+from support.soak import moments
 from support.stopping import killed_at_event
 
 from btrfs_ublk.base.signals import interruptible
@@ -396,7 +396,7 @@ def test_a_signal_at_any_line_leaves_no_layout(tmp_path: Path) -> None:
                 signal.raise_signal(signal.SIGTERM)
         return trace
 
-    for number in itertools.count(1):
+    for number in moments():
         lines = number
         sys.settrace(trace)
         try:
@@ -587,7 +587,7 @@ def test_gc_removes_what_a_killed_command_left(tmp_path: Path) -> None:
 
     pull()
     for command in (pull, collect):
-        for number in itertools.count(1):
+        for number in moments():
             was_killed = killed_at_event(number, command)
             collect()
             assert sorted(os.listdir(store.path)) == [
