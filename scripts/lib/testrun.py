@@ -77,7 +77,6 @@ class Part:
 class Outcome:
     part: Part
     seconds: float = 0.0
-    cpu_s: float = 0.0
     tests: list[dict[str, Any]] = field(default_factory=list)
     #: Of a run that ended badly without a failed test, or was none.
     fault: str = ""
@@ -154,8 +153,8 @@ class Runner:
         argv = part.argv or self._pytest(part, results, only)
         begun_s = time.monotonic()
         log = RESULTS / f"{name}.log"
-        status, cpu_s = self._bounded(argv, part.budget_s * OVERDUE, log)
-        outcome = Outcome(part, time.monotonic() - begun_s, cpu_s)
+        status = self._bounded(argv, part.budget_s * OVERDUE, log)
+        outcome = Outcome(part, time.monotonic() - begun_s)
         if part.argv:
             word = "failed" if status else "passed"
             outcome.tests = [{"id": part.name, "outcome": word, "data": True}]
@@ -216,10 +215,7 @@ class Runner:
         vm += ["--env", f"BTRFS_UBLK_SOAK_PERCENT={soak_percent(5)}"]
         return [*vm, "--", *argv, "--timeout", str(VM_TEST_LIMIT_S)]
 
-    def _bounded(
-        self, argv: Sequence[str], limit_s: float, log: Path
-    ) -> tuple[int, float]:
-        """Run a command; return its exit status, and its seconds of CPU time."""
+    def _bounded(self, argv: Sequence[str], limit_s: float, log: Path) -> int:
         bounded = [sys.executable, str(LIB / "bounded.py"), str(int(limit_s)), *argv]
         environment = os.environ | {"BTRFS_UBLK_SOAK_PERCENT": soak_percent(5)}
         with log.open("wb") as output:
@@ -233,10 +229,10 @@ class Runner:
                 start_new_session=True,
             )
             self._running.add(process)
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-            self._running.discard(process)
-        return process.returncode, usage.ru_utime + usage.ru_stime
+            try:
+                return process.wait()
+            finally:
+                self._running.discard(process)
 
     def run_failed_again(self) -> list[str]:
         """Run what failed once more, alone, but for tests of data. Returns the names of
@@ -275,7 +271,7 @@ def row(outcome: Outcome) -> str:
     over = " OVER ITS BUDGET" if seconds > budget_s else ""
     fault = f" {outcome.fault}" if outcome.fault else ""
     name = outcome.part.name
-    times = f"{seconds:5.0f} of {budget_s:4} s, CPU {outcome.cpu_s:5.0f} s"
+    times = f"{seconds:5.0f} of {budget_s:4} s"
     return f"{name:20} {times}: {', '.join(counts)}{over}{fault}"
 
 
