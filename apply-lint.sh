@@ -23,7 +23,8 @@ build=$PROJECT/build/sanitized
 export PATH=$bin:$PATH # meson looks for ninja there
 
 files() { # find's tests…: the project's own files
-    find . -type d \( -name .git -o -name .venv -o -name 'build*' -o -name dist \) -prune -o \
+    find . -type d \( -name .git -o -name .venv -o -name 'build*' -o -name dist -o \
+        -name '.mesonpy-*' \) -prune -o \
         -type f "$@" -print | LC_ALL=C sort
 }
 scripts_of() { # INTERPRETER: executable files without a suffix that it runs
@@ -56,7 +57,7 @@ check_types() {
     "$bin/mypy" --no-error-summary || return
     # Standard library only, so neither the package nor its settings are needed.
     MYPYPATH=scripts/lib "$bin/mypy" --no-error-summary --strict --scripts-are-modules \
-        --explicit-package-bases scripts/lib/vmlib scripts/lib/{bounded,tidy}.py scripts/*.py \
+        --explicit-package-bases scripts/lib/vmlib scripts/lib/{bounded,testrun,tidy}.py scripts/*.py \
         "${python_scripts[@]}"
 }
 

@@ -110,8 +110,9 @@ def add_slow_file(virtual: VirtualData, slow_file: BlockServer, path: Path) -> N
 
 
 @pytest.mark.data
-@pytest.mark.gate_ublk
-@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize(
+    "cached", [pytest.param(False, marks=pytest.mark.gate_ublk), True]
+)
 def test_byte_exact(serve: Serve, virtual: VirtualData, cached: bool) -> None:
     virtual.fill()
     draw = random.Random(5)

@@ -73,7 +73,6 @@ def test_they_come_back_by_themselves(device: Device, who: tuple[str, ...]) -> N
 
 
 @pytest.mark.data
-@pytest.mark.gate_ublk
 def test_supervisor_and_keeper_are_killed(device: Device) -> None:
     """The server serves on, and has what the next ones need."""
     assert device.path is not None

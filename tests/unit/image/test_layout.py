@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,7 +20,6 @@ from support.image_support import (
     sealed_image,
     tagged_image,
 )
-from support.soak import moments
 from support.stopping import killed_at_event
 
 from btrfs_ublk.base.signals import interruptible
@@ -396,7 +396,7 @@ def test_a_signal_at_any_line_leaves_no_layout(tmp_path: Path) -> None:
                 signal.raise_signal(signal.SIGTERM)
         return trace
 
-    for number in moments():
+    for number in count(1):
         lines = number
         sys.settrace(trace)
         try:
@@ -587,7 +587,7 @@ def test_gc_removes_what_a_killed_command_left(tmp_path: Path) -> None:
 
     pull()
     for command in (pull, collect):
-        for number in moments():
+        for number in count(1):
             was_killed = killed_at_event(number, command)
             collect()
             assert sorted(os.listdir(store.path)) == [

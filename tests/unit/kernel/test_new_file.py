@@ -7,13 +7,13 @@ import os
 import signal
 import stat
 import sys
+from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 from support.attacker import UID, attacking, link_whatever_appears
-from support.soak import moments
 from support.stopping import killed_at_event
 
 from btrfs_ublk.base.gc import collect
@@ -125,7 +125,7 @@ class TestNewFile:
                 signal.raise_signal(signal.SIGTERM)
             return trace
 
-        for number in moments():
+        for number in count(1):
             path.write_bytes(b"before")
             lines = number
             sys.settrace(trace)
@@ -145,7 +145,7 @@ class TestNewFile:
         path, other = tmp_path / "file", tmp_path / ".btrfs-ublk-0123456789abcdef.tmp"
         other.touch()
         found = set()
-        for number in moments():
+        for number in count(1):
             path.write_bytes(b"before")
             was_killed = killed_at_event(
                 number, lambda: write_new(path, b"after", replace=True)

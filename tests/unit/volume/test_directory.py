@@ -6,12 +6,12 @@ import json
 import os
 import signal
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.soak import moments
 from support.stopping import killed_at_event
 
 from btrfs_ublk.base.signals import interruptible
@@ -114,7 +114,7 @@ def test_a_signal_comes_after_the_removal(
 def test_what_a_killed_removal_left_is_removed(base: Path, by: str) -> None:
     """Wherever it was killed; by the same command again, and by gc."""
     seen = set()
-    for number in moments():
+    for number in count(1):
         for name in ("ledgers", "cache"):
             (base / "kept" / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in ("definition.toml", "lock", "cache/file"):
@@ -159,7 +159,7 @@ def test_what_a_killed_writer_left_goes_with_the_next_lock(base: Path) -> None:
     volume.path.mkdir(mode=0o700)
     session = Session(boot_id="", target="/mnt", made_target=False)
     lefts = set()
-    for number in moments():
+    for number in count(1):
         was_killed = killed_at_event(number, lambda: volume.write_session(session))
         lefts |= set(os.listdir(volume.path))
         with volume.locked(timeout_s=1):
