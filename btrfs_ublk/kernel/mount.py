@@ -120,6 +120,7 @@ def mounted(
                 timeout_s=timeout_s,
                 hint="see the kernel log: dmesg",
                 keep_open_fds=[ledger.fileno()],
+                env={**os.environ, "LC_ALL": "C"},  # callers look at what it says
             )
         mount = _find(entry)
         if mount is None:

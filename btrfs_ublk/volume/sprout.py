@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, require
 from btrfs_ublk.base.ledger import Ledger, process_ledger
 from btrfs_ublk.base.log import log, step
 from btrfs_ublk.base.paths import StrPath
-from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
+from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, CommandError, UsageError
 from btrfs_ublk.kernel import blockdev
 from btrfs_ublk.kernel.btrfs import (
     MIN_WRITABLE_BYTES,
@@ -31,6 +32,10 @@ from btrfs_ublk.volume.definition import (
     DEFAULT_READ_AHEAD_BYTES,
     DEFAULT_WRITABLE_BYTES,
 )
+
+#: How long another seed of the same fsid may take to become a sprout.
+_OTHER_SEED_TIMEOUT_S = 10.0
+_OTHER_SEED_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -91,16 +96,7 @@ def sprout(
         )
         stack.callback(_forget, writable.path)
         with step(f"mount seed {seed_device}"):
-            mount = stack.enter_context(
-                mounted(
-                    seed_device,
-                    target,
-                    # Only this option finds a seed that was never scanned.
-                    options=[f"device={seed_device}", *options],
-                    read_only=True,
-                    ledger=ledger,
-                )
-            )
+            mount = _mount_seed(stack, seed_device, target, options, ledger)
         seed_fsid = filesystem_uuid(mount.target)
         if validate is not None:
             with step("validate the seed"):
@@ -119,6 +115,39 @@ def sprout(
             mount.remount(options=["rw"])
         apply_read_ahead(mount.target, read_ahead_bytes)
         yield Sprout(mount, seed_device, writable, seed_fsid, fsid)
+
+
+def _mount_seed(
+    stack: ExitStack,
+    seed_device: Path,
+    target: StrPath,
+    options: Sequence[str],
+    ledger: Ledger,
+) -> Mount:
+    """The kernel refuses a seed while another device of its fsid is mounted as a seed:
+    volumes of one image that come up at once. It takes it when that one has become a
+    sprout, whose fsid is its own (device_list_add() in fs/btrfs/volumes.c: EEXIST).
+    """
+    deadline_s = time.monotonic() + _OTHER_SEED_TIMEOUT_S
+    while True:
+        try:
+            return stack.enter_context(
+                mounted(
+                    seed_device,
+                    target,
+                    # Only this option finds a seed that was never scanned.
+                    options=[f"device={seed_device}", *options],
+                    read_only=True,
+                    ledger=ledger,
+                )
+            )
+        except CommandError as error:
+            if (
+                os.strerror(errno.EEXIST) not in str(error)
+                or time.monotonic() > deadline_s
+            ):
+                raise
+        time.sleep(_OTHER_SEED_POLL_S)
 
 
 def apply_read_ahead(target: Path, read_ahead_bytes: int | None) -> None:

@@ -20,8 +20,8 @@ from support.paths import PROJECT
 from support.sanitized_build import SANITIZER_ENVIRONMENT
 
 #: They have tests of their own, on more objects.
-OTHERS = {"codec": "test_codec.py", "head": "test_http1_head.py"}
-OTHERS |= {"reader": "test_seed_fuzz.py", "tar": "test_image_sources.py"}
+OTHERS = {"codec": "c/codec/test_codec.py", "head": "c/mirror/test_http1_head.py"}
+OTHERS |= {"reader": "c/btrfs/test_check_fuzz.py", "tar": "c/image/test_sources.py"}
 TIMEOUT_S = 250
 #: What takes the place of parts of documents.
 WORDS = (

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
+import threading
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.failing import fail_at
@@ -16,8 +20,9 @@ from support.system_state import SystemState
 from btrfs_ublk.base.capabilities import BTRFS_PROGS, MKFS_BTRFS, Helper
 from btrfs_ublk.base.helpers import MKSEED
 from btrfs_ublk.base.process import run
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.errors import BtrfsUblkError, CommandError, UsageError
 from btrfs_ublk.kernel import clone_file, loop_device
+from btrfs_ublk.kernel.mount import Mount
 from btrfs_ublk.seed import Seed, make_seed
 from btrfs_ublk.seed.layout import END_BYTES
 from btrfs_ublk.seed.mega_extent import parse_report
@@ -264,3 +269,51 @@ class TestSprout:
                 raise error
         assert caught.value is error
         assert state_of_system() == before
+
+
+def test_a_seed_waits_for_another_of_its_fsid(
+    seed: Seed, device: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of volumes of one image that come up at once: the second is refused until the
+    first has become a sprout."""
+    uuids = {"fsid": seed.fsid, "device_uuid": seed.device_uuid}
+    other = seed.path.with_name("other.img")
+    make_seed(other, virtual_data_size=GIB, **uuids)
+    at = target.with_name("other")
+    at.mkdir()
+    refused = threading.Event()
+    mounted = module.mounted
+
+    @contextmanager
+    def watched(source: Path, *arguments: Any, **options: Any) -> Iterator[Mount]:
+        try:
+            made = mounted(source, *arguments, **options)
+            mount = made.__enter__()
+        except CommandError:
+            refused.set()
+            raise
+        try:
+            yield mount
+        finally:
+            made.__exit__(None, None, None)
+
+    monkeypatch.setattr(module, "mounted", watched)
+    with (
+        loop_device(other, read_only=True) as loop,
+        ThreadPoolExecutor(1) as pool,
+        ExitStack() as stack,
+    ):
+        later = []
+
+        def start_the_other(_: Path) -> None:
+            made = sprout(loop.path, at, parent=seed.path.parent)
+            later.append(pool.submit(stack.enter_context, made))
+            assert refused.wait(60)
+
+        first = sprout(
+            *(device, target), parent=seed.path.parent, validate=start_the_other
+        )
+        with first as one:
+            two = later[0].result(60)
+            assert one.fsid != two.fsid and one.seed_fsid == two.seed_fsid
+            stack.close()
