@@ -37,10 +37,10 @@ OVERDUE = 4
 VM_TEST_LIMIT_S = 600
 QUARANTINED_AT_MOST, UNKNOWN_AT_MOST_DAYS = 10, 14
 #: Tests that took longer are left out by --quick.
-QUICK_AT_MOST_S = 0.8
+QUICK_AT_MOST_S = 1.0
 SLOWEST = 10
 #: Shorter ones are not in tests/durations.json.
-WORTH_KEEPING_S = 0.5
+WORTH_KEEPING_S = 1.0
 
 #: The kernels that --all boots, and which tests of ublk each of them has to pass.
 KERNELS = ("6.12", "latest")

@@ -10,6 +10,8 @@ from failing_calls import STRACE
 from support.needs import Need
 from support.paths import PROJECT
 
+pytestmark = pytest.mark.thorough
+
 #: One of so many calls fails: more where there are few.
 STEPS = {"checkseed": 3, "codec": 3, "mkimage": 20, "mkseed": 3, "readimage-list": 12}
 

@@ -14,6 +14,8 @@ from support.needs import Need
 
 from btrfs_ublk.base.capabilities import FUSE
 
+pytestmark = pytest.mark.thorough
+
 ZERO = {"kind": "zero", "length": 1 << 20}
 #: One of so many allocations fails.
 STEPS = dict.fromkeys(REQUESTS, 1)
