@@ -93,7 +93,7 @@ def lanes(mode: str, *, lint: bool, no_vm: str, ublk: bool) -> list[list[Part]]:
     gate = "" if mode == "all" else " and not thorough"
     checks = [Part("lint", 200, argv=("./apply-lint.sh", "--check"))] if lint else []
     plain = Part(
-        *("without devices", 480, f"not device and {_BESIDE}{gate}", 3, True),
+        *("without devices", 480, f"not device and {_BESIDE}{gate}", 4, True),
         folders=("unit", "c", *_BOTH),
     )
     here = f"(device or ublk) and {_BESIDE if not ublk else _BESIDE_UBLK}{gate}"
