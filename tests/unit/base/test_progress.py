@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,11 @@ def _run(arguments: list[str], path: object, *, status: int = 0) -> tuple[str, s
         )
         assert done.returncode == status
         os.set_blocking(ours, False)
-        try:
-            return done.stdout, os.read(ours, 1 << 16).decode()
-        except BlockingIOError:
-            return done.stdout, ""
+        said = b""
+        with suppress(BlockingIOError):
+            while True:  # a terminal gives 4 KiB at most at a time
+                said += os.read(ours, 1 << 16)
+        return done.stdout, said.decode()
     finally:
         os.close(ours)
         os.close(theirs)
