@@ -16,7 +16,7 @@ enum {
 struct placement {
 	struct model *model;
 	/*
-	 * Whether the tree is to be the root directory: what begins with "/" begins at its top, and
+	 * Whether the tree is a root directory: what begins with "/" begins at its top, and
 	 * ".." of the top is the top. Else what leads out of the tree is refused.
 	 */
 	bool clamps;

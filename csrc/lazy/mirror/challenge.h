@@ -18,7 +18,7 @@ struct challenge {
  * relative to `base`, the URL that was refused. Returns 0 or -ENOMEM.
  */
 int challenge_parse(const char *text, const char *base, struct challenge *challenge);
-/* Whether a token is to be got, and not a password sent. */
+/* Returns whether the registry wants a token, not a password. */
 bool challenge_wants_token(const struct challenge *challenge);
 void challenge_clear(struct challenge *challenge);
 
