@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from support.mkseed_support import CHUNK, EIB, GIB, MIB, NAME, TIB, mkseed
+from support.mkseed_support import CHUNK, EIB, GIB, MIB, NAME, TIB, mkfs, mkseed
 from support.needs import Need
 from support.sanitized_build import SANITIZER_ENVIRONMENT
 
@@ -116,20 +115,6 @@ def test_options_show(tmp_path: Path) -> None:
     assert done.returncode == 0
     # Terminals are left alone.
     assert b"\x1b" not in done.stdout and b"\\x0a\\x1b[1m: inode 257" in done.stdout
-
-
-def mkfs(path: Path, *options: str, size: int = GIB, devices: int = 1) -> list[Path]:
-    images = [path / f"image-{n}" for n in range(devices)]
-    for image in images:
-        image.touch()
-        os.truncate(image, size)
-    subprocess.run(
-        ["mkfs.btrfs", "-q", *options, *images],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
-    return images
 
 
 def test_two_devices_are_not_supported(sparse_path: Path, need: Need) -> None:

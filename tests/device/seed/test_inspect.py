@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.mkseed_support import GIB, MIB
+from support.mkseed_support import GIB, MIB, mkfs
 from support.needs import Need
 from support.sanitized_build import SANITIZER_ENVIRONMENT
 
@@ -26,20 +26,6 @@ def sanitized_helpers(
     for name, value in SANITIZER_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     yield
-
-
-def mkfs(path: Path, *options: str, size: int = GIB, devices: int = 1) -> list[Path]:
-    images = [path / f"image-{n}" for n in range(devices)]
-    for image in images:
-        image.touch()
-        os.truncate(image, size)
-    subprocess.run(
-        ["mkfs.btrfs", "-q", *options, *images],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
-    return images
 
 
 def test_a_stock_file_system_is_no_seed(sparse_path: Path, need: Need) -> None:
