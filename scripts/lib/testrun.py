@@ -52,7 +52,7 @@ _BOTH = ("bench", "campaigns", "docs", "system")
 _SNAPSHOTTER = tuple(
     f"system/containers/test_snapshotter{name}.py" for name in ("", "_lazy", "_overlay")
 )
-_BESIDE_UBLK = "not vm and not alone and not timing and not containerd2"
+_BESIDE_UBLK = "not vm and not timing and not containerd2"
 _BESIDE = f"not ublk and {_BESIDE_UBLK}"
 
 
@@ -106,7 +106,7 @@ def lanes(mode: str, *, lint: bool, no_vm: str, ublk: bool) -> list[list[Part]]:
     if mode == "all":
         plain = replace(plain, budget_s=1200)
         devices = replace(devices, budget_s=1800, folders=("device", *_BOTH))
-        every = replace(vm, budget_s=3600, select="ublk and not timing")
+        every = replace(vm, budget_s=3600, select="ublk")
         machines = [
             replace(every, name=f"ublk, Linux {kernel}", kernel=kernel)
             for kernel in KERNELS
@@ -116,13 +116,14 @@ def lanes(mode: str, *, lint: bool, no_vm: str, ublk: bool) -> list[list[Part]]:
     return [[*checks, plain], [devices], [] if ublk or no_vm else machines]
 
 
-def last_parts(mode: str, *, no_vm: str) -> list[Part]:
+def last_parts(mode: str, *, no_vm: str, ublk: bool) -> list[Part]:
     """Return what runs at the end, one after the other, with nothing beside it."""
     if mode != "all":
         return []
-    alone = "(alone or timing or vm)" if not no_vm else "(alone or timing) and not vm"
+    alone = "(timing or vm)" if not no_vm else "timing and not vm"
+    here = "" if ublk else " and not ublk"
     parts = [
-        Part("alone, and measuring", 1200, f"{alone} and not ublk"),
+        Part("alone, and measuring", 1200, f"{alone}{here}"),
         Part("packages, deb", 2700, argv=("scripts/package", "deb", "--check")),
         Part("packages, rpm", 2700, argv=("scripts/package", "rpm")),
         Part("containerd 2", 3600, argv=("scripts/containerd",)),
@@ -392,7 +393,7 @@ def main() -> int:
     with ended_by_signals(runner):
         lint, ublk, no_vm = not given.no_lint, given.ublk, given.no_vm
         runner.run_lanes(lanes(given.mode, lint=lint, ublk=ublk, no_vm=no_vm))
-        for part in last_parts(given.mode, no_vm=no_vm):
+        for part in last_parts(given.mode, no_vm=no_vm, ublk=ublk):
             runner.run_lanes([[part]])
         flaky = runner.run_failed_again()
     missing = []

@@ -17,7 +17,7 @@ import pytest
 from btrfs_ublk.kernel.mountinfo import read_mountinfo
 
 #: Tests with one of these markers need devices, or the whole machine.
-NOT_HIDDEN = ("device", "ublk", "vm", "timing", "alone")
+NOT_HIDDEN = ("device", "ublk", "vm", "timing")
 #: Devices that any program may open.
 _HARMLESS = ("null", "zero", "full", "random", "urandom", "tty")
 #: This is added to the report of a failed test.

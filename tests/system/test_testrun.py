@@ -17,14 +17,16 @@ sys.path.insert(0, str(PROJECT / "scripts/lib"))
 import testrun  # noqa: E402
 from testrun import Outcome, Part, Runner  # noqa: E402
 
-MARKERS = "device ublk vm alone timing thorough containerd2 gate_ublk".split()
+MARKERS = "device ublk vm timing thorough containerd2 gate_ublk".split()
 TODAY = date(2026, 3, 20)
 
 
 def parts_of(mode: str, **given: Any) -> list[Part]:
     settings = {"lint": True, "no_vm": "", "ublk": False} | given
     parts = list(itertools.chain(*testrun.lanes(mode, **settings)))
-    return parts + testrun.last_parts(mode, no_vm=settings["no_vm"])
+    return parts + testrun.last_parts(
+        mode, no_vm=settings["no_vm"], ublk=settings["ublk"]
+    )
 
 
 def selecting(parts: list[Part], marks: set[str]) -> list[str]:
@@ -43,17 +45,17 @@ def test_all_runs_each_test_once_on_each_kernel(ublk: bool) -> None:
     parts = parts_of("all", ublk=ublk)
     for count in range(len(MARKERS)):
         for marks in map(set, itertools.combinations(MARKERS, count)):
-            if "ublk" in marks and marks & {"vm", "alone", "timing", "containerd2"}:
-                continue
+            if "ublk" in marks and marks & {"vm", "containerd2"}:
+                continue  # there is none
             times = len(testrun.KERNELS) if "ublk" in marks and not ublk else 1
             if "containerd2" in marks:
-                times = 0 if not marks & {"alone", "timing", "vm"} else 1
+                times = 0 if not marks & {"timing", "vm"} else 1
             assert len(selecting(parts, marks)) == times, marks
 
 
 def test_the_gate_leaves_out_what_is_thorough_or_measures() -> None:
     for mode in ("gate", "quick"):
-        for mark in ("thorough", "timing", "vm", "alone", "containerd2"):
+        for mark in ("thorough", "timing", "vm", "containerd2"):
             for others in ((), ("device",), ("ublk", "device")):
                 assert not selecting(parts_of(mode), {mark, *others}), mark
 
