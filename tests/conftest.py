@@ -122,7 +122,7 @@ def front_end(request: pytest.FixtureRequest) -> FrontEndName:
 @pytest.fixture
 def no_devices() -> Iterator[None]:
     """Remove devices that the test has added by `btrfs-ublk device`."""
-    from support.device_support import remove_all
+    from support.devices import remove_all
 
     yield
     remove_all()

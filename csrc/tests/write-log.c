@@ -2,7 +2,7 @@
 /*
  * To be preloaded. Appends to the file WRITE_LOG what any process does to files in WRITE_LOG_DIR,
  * in the order of the calls. The directory must exist and be empty. Also logs each fflush(3) of
- * standard output, with which a program acknowledges something. tests/support/power_loss.py reads the log,
+ * standard output, with which a program acknowledges something. tests/support/disks.py reads the log,
  * and finds out what a loss of power may leave.
  *
  * A record is a `struct record`, the name as a path below WRITE_LOG_DIR, and the data. Names are

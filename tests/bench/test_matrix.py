@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.matrix_support import ENVIRONMENT, full_row, runs_in
+from support.pages import ENVIRONMENT, full_row, runs_in
 
 from btrfs_ublk.bench.commands.matrix import (
     Progress,

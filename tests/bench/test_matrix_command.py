@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.matrix_support import full_row, runs_in
 from support.needs import Need
+from support.pages import full_row, runs_in
 from support.paths import PROJECT
 from support.system_state import SystemState
 

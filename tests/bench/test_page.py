@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.paths import PROJECT
-from support.report_support import (
+from support.pages import (
     bytes_comparison,
     comparison,
     document_data,
@@ -17,6 +16,7 @@ from support.report_support import (
     write_document,
     write_lines,
 )
+from support.paths import PROJECT
 
 from btrfs_ublk.bench.page.build import build, render
 from btrfs_ublk.bench.page.comparisons import (

@@ -7,12 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from support.report_support import (
-    comparison,
-    hostile_comparison,
-    page_of,
-    write_document,
-)
+from support.pages import comparison, hostile_comparison, page_of, write_document
 
 from btrfs_ublk.bench.page.build import render
 from btrfs_ublk.bench.page.measures import (

@@ -12,8 +12,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.paths import PROJECT
-from support.report_support import (
+from support.pages import (
     HOSTILE,
     comparison,
     hostile_comparison,
@@ -23,6 +22,7 @@ from support.report_support import (
     write_document,
     write_lines,
 )
+from support.paths import PROJECT
 
 from btrfs_ublk.base import capabilities
 from btrfs_ublk.bench.commands import report

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.browser import CHROMIUM, Browser, browser
 from support.needs import Need, inapplicable
-from support.paths import PROJECT, TESTS
-from support.report_support import (
+from support.pages import (
+    CHROMIUM,
+    Browser,
+    browser,
     bytes_comparison,
     comparison,
     hostile_comparison,
@@ -22,6 +23,7 @@ from support.report_support import (
     write_document,
     write_lines,
 )
+from support.paths import PROJECT, TESTS
 
 from btrfs_ublk.bench.commands.report import command
 from btrfs_ublk.bench.resources.kernel_module import IN_VM_VARIABLE

@@ -19,22 +19,20 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from campaign import environment  # noqa: E402
 from container_peers import PLUGIN, STARGZ, serving  # noqa: E402
-from support.containerd import (  # noqa: E402
+from support.containers import (  # noqa: E402
     BUSYBOX,
+    CONFIGURATION,
     CONTAINERD,
     IMAGE,
     NAME,
     RUNC,
     TIMEOUT_S,
-    Host,
-    layer,
-    write_image,
-)
-from support.cri_client import (  # noqa: E402
-    CONFIGURATION,
     Cri,
+    Host,
     connected,
     decode,
+    layer,
+    write_image,
 )
 from support.waiting import wait_until  # noqa: E402
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from container_images import APPLICATIONS
-from support.containerd import TIMEOUT_S, Host
+from support.containers import TIMEOUT_S, Host
 from support.waiting import wait_until
 
 from btrfs_ublk.base.process import run, spawn

@@ -34,10 +34,9 @@ from container_images import APPLICATIONS, BALLAST, KEPT, SKOPEO, Made, make_ima
 from container_peers import PROGRAM, STARGZ, is_built, make_optimized
 from container_weights import WEIGHED, bystanders, cpu_s, weigh
 from image_start import far
-from support.containerd import CONTAINERD, NAME, TIMEOUT_S
-from support.cri_client import Cri
-from support.snapshotter_client import Client
-from support.stopping import ending_with_us, stop
+from support.containers import CONTAINERD, NAME, TIMEOUT_S, Cri
+from support.processes import ending_with_us, stop
+from support.snapshotter import Client
 from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import require

@@ -40,12 +40,19 @@ from verified_reads import drop_pages
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.containerd import BUSYBOX, CONTAINERD, RUNC, Host  # noqa: E402
-from support.cri_client import CONFIGURATION, Cri, connected  # noqa: E402
+from support.containers import (  # noqa: E402
+    BUSYBOX,
+    CONFIGURATION,
+    CONTAINERD,
+    RUNC,
+    Cri,
+    Host,
+    connected,
+)
+from support.devices import new_btrfs  # noqa: E402
 from support.lazy_images import Image, Place  # noqa: E402
-from support.loops import new_btrfs  # noqa: E402
-from support.registry_server import REGISTRY, registry_server  # noqa: E402
-from support.stopping import stop  # noqa: E402
+from support.processes import stop  # noqa: E402
+from support.registry import REGISTRY, registry_server  # noqa: E402
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, require  # noqa: E402
 from btrfs_ublk.base.entry import run_command  # noqa: E402

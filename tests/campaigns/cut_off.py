@@ -37,9 +37,8 @@ PROJECT = Path(__file__).parents[2]
 sys.path += [str(PROJECT / "tests"), str(PROJECT / "scripts/lib")]
 
 from power_work import VOLUMES  # noqa: E402
-from support.logged_disk import MAKE, FileSystem, Replay  # noqa: E402
-from support.nbd_disk import LoggedDisk, nbd_disk  # noqa: E402
-from support.power_loss import SECTOR  # noqa: E402
+from support.disks import SECTOR  # noqa: E402
+from support.disks import MAKE, FileSystem, LoggedDisk, Replay, nbd_disk  # noqa: E402
 from vmlib import accel, children, command, initramfs, kernel  # noqa: E402
 from vmlib.machine import QEMU, Machine, qemu_argv  # noqa: E402
 

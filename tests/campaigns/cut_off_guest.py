@@ -31,7 +31,7 @@ from power import BOOT_ID, Campaign
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from power_work import IMAGE, MAIN, Event, Key, Promises, known  # noqa: E402
-from support.registry_server import registry_server  # noqa: E402
+from support.registry import registry_server  # noqa: E402
 
 from btrfs_ublk.base.capabilities import UBLK, require  # noqa: E402
 from btrfs_ublk.base.private_dirs import VOLUMES_VARIABLE  # noqa: E402

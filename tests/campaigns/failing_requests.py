@@ -37,15 +37,15 @@ from failing_calls import ALLOCATION, EVERY_LATER, numbers, step_option, tables
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT / "tests"))
 
-from support.engine_shell import (  # noqa: E402
+from support.sanitized_build import SANITIZER_ENVIRONMENT  # noqa: E402
+from support.shells import (  # noqa: E402
     BLOCK,
     EngineShell,
     describe,
     engine_shell,
     start_engine,
 )
-from support.sanitized_build import SANITIZER_ENVIRONMENT  # noqa: E402
-from support.scripted_server import response, scripted_server  # noqa: E402
+from support.web_servers import response, scripted_server  # noqa: E402
 
 from btrfs_ublk.base.capabilities import FUSE, ROOT, require  # noqa: E402
 from btrfs_ublk.base.entry import PathType, run_command  # noqa: E402

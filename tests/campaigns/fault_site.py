@@ -26,10 +26,10 @@ import trustme
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.registry_server import PASSWORD, USER, registry_server  # noqa: E402
+from support.processes import ending_with_us  # noqa: E402
+from support.registry import PASSWORD, USER, registry_server  # noqa: E402
 from support.s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, s3_server  # noqa: E402
-from support.site_network import Machine, Network  # noqa: E402
-from support.stopping import ending_with_us  # noqa: E402
+from support.sites import Machine, Network  # noqa: E402
 from support.waiting import wait_until  # noqa: E402
 
 from btrfs_ublk.base.process import run  # noqa: E402

@@ -37,8 +37,8 @@ from verified_reads import verified_reads
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.logged_disk import MAKE, logged_disk  # noqa: E402
-from support.registry_server import REGISTRY  # noqa: E402
+from support.disks import MAKE, logged_disk  # noqa: E402
+from support.registry import REGISTRY  # noqa: E402
 from support.s3_server import WEED  # noqa: E402
 
 from btrfs_ublk.base.capabilities import (  # noqa: E402

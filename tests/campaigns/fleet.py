@@ -40,17 +40,17 @@ import click
 PROJECT = Path(__file__).parents[2]
 sys.path.insert(0, str(PROJECT / "tests"))
 
-from support.engine_shell import EngineShell, describe, engine_shell  # noqa: E402
-from support.fetch_shell import FetchShell, fetch_shell  # noqa: E402
-from support.registry_server import PASSWORD, USER, registry_server  # noqa: E402
-from support.scripted_server import (  # noqa: E402
-    ScriptedServer,
-    response,
-    scripted_server,
+from support.registry import PASSWORD, USER, registry_server  # noqa: E402
+from support.shells import StoreShell  # noqa: E402
+from support.shells import (  # noqa: E402
+    EngineShell,
+    FetchShell,
+    describe,
+    engine_shell,
+    fetch_shell,
 )
-from support.site_cache_ring import Ring, ring  # noqa: E402
-from support.site_network import Machine, Network  # noqa: E402
-from support.store_shell import StoreShell  # noqa: E402
+from support.sites import Machine, Network, Ring, ring  # noqa: E402
+from support.web_servers import ScriptedServer, response, scripted_server  # noqa: E402
 
 from btrfs_ublk.base.entry import run_command  # noqa: E402
 from btrfs_ublk.units import parse_size  # noqa: E402

@@ -29,9 +29,9 @@ PROJECT = Path(__file__).parents[2]
 sys.path.insert(0, str(PROJECT / "tests"))
 
 from fleet import NODES, UNIT  # noqa: E402
-from support.fetch_shell import FetchShell, fetch_shell  # noqa: E402
-from support.site_cache_ring import ring  # noqa: E402
-from support.web_server import web_server  # noqa: E402
+from support.shells import FetchShell, fetch_shell  # noqa: E402
+from support.sites import ring  # noqa: E402
+from support.web_servers import web_server  # noqa: E402
 
 from btrfs_ublk.base.entry import run_command  # noqa: E402
 from btrfs_ublk.bench.stats import bootstrap_interval  # noqa: E402

@@ -45,7 +45,7 @@ from btrfs_ublk.kernel.temporary import tempdir
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT / "tests"))
 
-from support.selections import select  # noqa: E402
+from support.compressed import select  # noqa: E402
 
 CORPORA = PROJECT / "tests/campaigns/corpora"
 BUILD = PROJECT / "build/fuzz"

@@ -38,8 +38,8 @@ from verified_reads import drop_pages
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.image_support import tagged_image  # noqa: E402
-from support.registry_server import REGISTRY, Registry, registry_server  # noqa: E402
+from support.images import tagged_image  # noqa: E402
+from support.registry import REGISTRY, Registry, registry_server  # noqa: E402
 
 from btrfs_ublk.base.capabilities import (  # noqa: E402
     BTRFS,

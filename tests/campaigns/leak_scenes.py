@@ -16,8 +16,8 @@ import grpc
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.image_support import tagged_image  # noqa: E402
-from support.snapshotter_client import connected  # noqa: E402
+from support.images import tagged_image  # noqa: E402
+from support.snapshotter import connected  # noqa: E402
 
 from btrfs_ublk.device import show_device  # noqa: E402
 from btrfs_ublk.kernel import mounted  # noqa: E402

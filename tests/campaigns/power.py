@@ -42,14 +42,9 @@ from power_work import (  # noqa: E402
     known,
     write_synced,
 )
-from support.image_support import tagged_image  # noqa: E402
-from support.logged_disk import (  # noqa: E402
-    FileSystem,
-    Replay,
-    mounted_disk,
-    recording,
-)
-from support.registry_server import REGISTRY, Registry, registry_server  # noqa: E402
+from support.disks import FileSystem, Replay, mounted_disk, recording  # noqa: E402
+from support.images import tagged_image  # noqa: E402
+from support.registry import REGISTRY, Registry, registry_server  # noqa: E402
 
 from btrfs_ublk.base.capabilities import (  # noqa: E402
     BTRFS,

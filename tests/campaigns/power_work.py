@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.registry_server import Registry
+from support.registry import Registry
 
 from btrfs_ublk.containers.snapshots import MODE, Snapshots
 from btrfs_ublk.image import parse_name

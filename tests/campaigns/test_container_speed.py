@@ -13,7 +13,7 @@ import pytest
 from container_bed import NEEDS, OVERLAYFS
 from container_images import SKOPEO
 from container_speed import CALLERS, CALLS, PLAN, subjects_here
-from support.containerd import NAME
+from support.containers import NAME
 from support.needs import Need
 from support.paths import PROJECT
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from failing_calls import ALLOCATION, EVERY_LATER, numbers
 from failing_requests import REQUESTS, START_FUSE, fail, scene_of
-from support.engine_shell import describe, engine_shell
 from support.needs import Need
+from support.shells import describe, engine_shell
 
 from btrfs_ublk.base.capabilities import FUSE
 

@@ -18,8 +18,8 @@ from fault_proxy import FAULTS, Fault, FaultProxy, Faults
 from fault_tables import faults_of, tables
 from support.needs import Need
 from support.paths import PROJECT
-from support.registry_server import REGISTRY
-from support.scripted_server import ScriptedServer, response, scripted_server
+from support.registry import REGISTRY
+from support.web_servers import ScriptedServer, response, scripted_server
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP
 from btrfs_ublk.bench.origin import NGINX

@@ -13,7 +13,7 @@ import pytest
 from support.needs import Need
 from support.paths import TESTS
 from support.waiting import wait_until
-from support.web_server import NGINX
+from support.web_servers import NGINX
 
 from btrfs_ublk.base.capabilities import ROOT
 

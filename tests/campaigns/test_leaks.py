@@ -15,7 +15,7 @@ from leak_scenes import Scene, Step, Words
 from leaks import Call, Campaign, Runner, State
 from support.needs import Need
 from support.paths import PROJECT, TESTS
-from support.registry_server import REGISTRY
+from support.registry import REGISTRY
 
 from btrfs_ublk.base.capabilities import FUSE
 

@@ -12,13 +12,20 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from support.image_support import ordinary_image
-from support.logged_disk import FileSystem, Replay, mounted_disk, recording
-from support.nbd_disk import nbd_disk
+from support.disks import (
+    RECORD,
+    SYNC,
+    WRITE,
+    FileSystem,
+    Replay,
+    mounted_disk,
+    nbd_disk,
+    recording,
+)
+from support.images import ordinary_image
 from support.needs import Need
 from support.paths import PROJECT
-from support.power_loss import RECORD, SYNC, WRITE
-from support.registry_server import REGISTRY
+from support.registry import REGISTRY
 
 from btrfs_ublk.base.capabilities import Program
 from btrfs_ublk.base.private_dirs import VOLUMES_VARIABLE

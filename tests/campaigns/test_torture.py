@@ -11,10 +11,10 @@ import pytest
 from call_events import CALL_EVENTS
 from cut_off import programs
 from image_tables import faults_of
-from support.containerd import BUSYBOX, CONTAINERD, RUNC
+from support.containers import BUSYBOX, CONTAINERD, RUNC
 from support.needs import Need
 from support.paths import PROJECT
-from support.registry_server import REGISTRY
+from support.registry import REGISTRY
 
 from btrfs_ublk.base.capabilities import FUSE, Fio
 from btrfs_ublk.bench.resources.cgroup import MEMORY_GROUPS

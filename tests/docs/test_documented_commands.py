@@ -12,11 +12,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
-from support.device_support import remove_all
+from support.devices import remove_all
 from support.documented_commands import ELSEWHERE, REPLAYED, SCENARIOS
-from support.needs import Need
-from support.paths import PROJECT
-from support.shell_lines import (
+from support.documents import (
     CONTEXTS,
     PROGRAM,
     Parsed,
@@ -26,6 +24,8 @@ from support.shell_lines import (
     lines_of,
     parse,
 )
+from support.needs import Need
+from support.paths import PROJECT
 
 from btrfs_ublk.base.capabilities import ROOT
 from btrfs_ublk.volume.store import VOLUMES_VARIABLE
@@ -225,7 +225,7 @@ class TestFinding:
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("support.shell_lines.PROJECT", tmp_path)
+        monkeypatch.setattr("support.documents.PROJECT", tmp_path)
         path = tmp_path / "x.md"
         path.write_text(f"words\n{text}\n")
         assert [" ".join(line.words) for line in lines_of(path)] == expected

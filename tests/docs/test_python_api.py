@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.needs import Need
 from support.paths import PROJECT
-from support.web_server import NGINX, web_server
+from support.web_servers import NGINX, web_server
 
 import btrfs_ublk
 from btrfs_ublk.base.capabilities import FUSE

@@ -8,10 +8,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.documents import nothing_of_a_failure  # noqa: F401  (a fixture)
+from support.documents import replay_steps, session, steps
 from support.needs import Need, inapplicable
 from support.paths import PROJECT
-from support.transcript import nothing_of_a_failure  # noqa: F401  (a fixture)
-from support.transcript import replay_steps, session, steps
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Program
 

@@ -7,15 +7,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.needs import Need
-from support.paths import PROJECT
-from support.transcript import (  # noqa: F401  (a fixture)
+from support.documents import (  # noqa: F401  (a fixture)
     Step,
     _environment,
     nothing_of_a_failure,
     session,
     steps,
 )
+from support.needs import Need
+from support.paths import PROJECT
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
 

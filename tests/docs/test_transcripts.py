@@ -5,12 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.needs import Need
-from support.paths import PROJECT
-from support.podman_support import PODMAN, PRIVATE, place_for_state
-from support.registry_server import REGISTRY
-from support.s3_server import WEED
-from support.transcript import (  # noqa: F401  (a fixture)
+from support.containers import PODMAN, PRIVATE, place_for_state
+from support.documents import (  # noqa: F401  (a fixture)
     Step,
     _environment,
     nothing_of_a_failure,
@@ -18,7 +14,11 @@ from support.transcript import (  # noqa: F401  (a fixture)
     session,
     steps,
 )
-from support.web_server import NGINX
+from support.needs import Need
+from support.paths import PROJECT
+from support.registry import REGISTRY
+from support.s3_server import WEED
+from support.web_servers import NGINX
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Capability, Program
 

@@ -1,4 +1,4 @@
-"""Compressed objects of many kinds, and content that is worth compressing."""
+"""Compressed objects of many kinds, and selections of the bytes that they decode to."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import struct
 import subprocess
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 SKIPPABLE = struct.pack("<II", 0x184D2A50, 5) + b"later"
 
@@ -71,3 +72,54 @@ def seekable(data: bytes, size: int, *, sums: bool = False) -> bytes:
     footer = struct.pack("<IBI", len(made), 0x80 if sums else 0, 0x8F92EAB1)
     head = struct.pack("<II", 0x184D2A5E, len(entries) + len(footer))
     return b"".join(made) + head + entries + footer
+
+
+HEADER = struct.Struct("<8sIIQQQ")
+SELECTED_UNIT = struct.Struct("<QII")
+PIECE = struct.Struct("<III")
+BLOCK = 4096
+
+
+@dataclass(frozen=True)
+class Selection:
+    """``data`` is what is read of a source with the selection ``file``."""
+
+    file: bytes
+    data: bytes
+
+
+def select(decoded: bytes, unit_bytes: int, *, seed: int = 1) -> Selection:
+    """Choose pieces of what is decoded, at random; each begins in a block of its own,
+    and some go on in the next unit."""
+    draw = random.Random(seed)
+    units: list[list[tuple[int, int, int]]] = [[]]
+    data = bytearray()
+    at = place = 0
+    while True:
+        at += draw.choice([0, 1, 511, 512, 20_000])
+        length = draw.choice([1, 700, BLOCK, 9_999, 70_000])
+        if at + length > len(decoded):
+            break
+        while length:
+            part = min(length, unit_bytes - place)
+            units[-1].append((place, at, part))
+            at, length, place = at + part, length - part, place + part
+            place += -place % BLOCK
+            if place == unit_bytes:
+                units.append([])
+                place = 0
+    units = [pieces for pieces in units if pieces]
+    heads, lists = [], []
+    for pieces in units:
+        unit = bytearray(unit_bytes)
+        first = end = pieces[0][1]
+        for where, offset, part in pieces:
+            unit[where : where + part] = decoded[offset : offset + part]
+            lists.append(PIECE.pack(where, offset - end, part))
+            end = offset + part
+        heads.append(SELECTED_UNIT.pack(first, end - first, len(pieces)))
+        data += unit
+    header = HEADER.pack(
+        *(b"BUselec\0", 1, unit_bytes, len(units), len(decoded), len(lists))
+    )
+    return Selection(b"".join([header, *heads, *lists]), bytes(data))

@@ -1,13 +1,25 @@
-"""What a test needs of the machine, and what does not apply to its kernel."""
+"""What a test needs of the machine, how much of a long one is done, and what does not
+apply to this kernel."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
+from btrfs_ublk.base.helpers import (
+    CHECKSEED,
+    HELPERS_VARIABLE,
+    MKSEED,
+    SERVER,
+    helper_path,
+)
 from btrfs_ublk.server import BlockServer, FrontEndName
 from btrfs_ublk.server.features import kernel_features
 
@@ -39,3 +51,36 @@ def may_be_killed(front_end: FrontEndName) -> None:
         inapplicable(
             "this kernel may crash when ublk servers are killed: docs/limits.md"
         )
+
+
+SOAK_PERCENT = int(os.environ.get("BTRFS_UBLK_SOAK_PERCENT", "10"))
+
+
+def share_of(whole: int, *, least_percent: int = 0) -> int:
+    """Return how much is done of what is ``whole`` with 100 %."""
+    return whole * max(SOAK_PERCENT, least_percent) // 100
+
+
+def rounds(whole: int) -> list[object]:
+    """Return the parameters 0 to ``whole`` - 1: the gate does two of these rounds."""
+    later = (pytest.param(x, marks=pytest.mark.thorough) for x in range(2, whole))
+    return [*range(2), *later]
+
+
+def moments() -> Iterator[int]:
+    """Return numbers of events at which something is killed, for ever: all of them with
+    100 %, else one in seven, as each takes a fork of this process."""
+    return count(1, 1 if SOAK_PERCENT >= 100 else 7)
+
+
+@pytest.fixture
+def of_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two helpers that need a version of a library that nobody has; another not."""
+    for name in (MKSEED, SERVER, CHECKSEED):
+        shutil.copy(helper_path(name), tmp_path)
+        if name != CHECKSEED:
+            program = (tmp_path / name).read_bytes()
+            assert program.count(b"\0libjansson.so.4\0") == 1
+            other = program.replace(b"\0libjansson.so.4\0", b"\0libjansson.so.7\0")
+            (tmp_path / name).write_bytes(other)
+    monkeypatch.setenv(HELPERS_VARIABLE, str(tmp_path))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from support.stopping import ending_with_us, freeze, stop
+from support.processes import ending_with_us, freeze, stop
 from support.waiting import wait_until
 
 ACCESS_KEY, SECRET_KEY = "AKIDTESTS", "s3cr3t/with+signs="

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
-from support.registry_server import Registry, registry_fixture
+from support.registry import Registry, registry_fixture
 
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.documents import MANIFEST, describe, to_bytes

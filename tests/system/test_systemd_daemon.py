@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from killable import soon
-from support.device_support import description_file, reading
-from support.systemd import install_units
+from support.devices import description_file, reading
+from support.installed import install_units
 
 from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import BtrfsUblkError

@@ -9,11 +9,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from support.installed import COMMAND, install_units
 from support.paths import PROJECT
-from support.systemd import (
-    COMMAND,
-    install_units,
-)
 
 from btrfs_ublk.base.process import run
 

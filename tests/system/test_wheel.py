@@ -11,17 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.needs import Need
-from support.paths import PROJECT
-from support.system_state import SystemState
-from support.wheel_support import (  # noqa: F401
+from support.installed import (  # noqa: F401
     example,
     install_with_network,
     place,
     python,
-    run,
+    run_outside,
     wheel,
 )
+from support.needs import Need
+from support.paths import PROJECT
+from support.system_state import SystemState
 
 import btrfs_ublk
 from btrfs_ublk.base.capabilities import FUSE
@@ -55,26 +55,32 @@ def test_the_source_distribution_has_what_it_should(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "build", "--sdist", "--no-isolation"]
     bin_directory = str(Path(sys.executable).parent)
     path = {"PATH": f"{bin_directory}:/usr/sbin:/usr/bin:/sbin:/bin"}
-    run([*build, "--outdir", tmp_path, PROJECT], **path)
+    run_outside([*build, "--outdir", tmp_path, PROJECT], **path)
     (made,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(made) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    tracked = run(["git", "-C", PROJECT, "ls-tree", "-r", "--name-only", "HEAD"])
+    tracked = run_outside(
+        ["git", "-C", PROJECT, "ls-tree", "-r", "--name-only", "HEAD"]
+    )
     assert names - {""} == {*tracked.splitlines(), "PKG-INFO"}
-    run([sys.executable, "-m", "twine", "check", "--strict", made])
+    run_outside([sys.executable, "-m", "twine", "check", "--strict", made])
 
 
 def test_it_runs_where_it_is_installed(python: Path) -> None:  # noqa: F811
     """Without a compiler, and without anything of a developer's."""
-    said = run([python.with_name("btrfs-ublk"), "--version"], PATH="/usr/sbin:/usr/bin")
+    said = run_outside(
+        [python.with_name("btrfs-ublk"), "--version"], PATH="/usr/sbin:/usr/bin"
+    )
     assert f"btrfs-ublk {btrfs_ublk.__version__}\n" in said
     assert re.search(r"^ *helpers +(\d+) of \1 of this version$", said, re.M), said
     seed = python.parent / "seed.img"
     command: list[str | Path] = [python.with_name("btrfs-ublk"), "seed", "create", seed]
-    run([*command, "--virtual-data-size", "1T", "--metadata-only"])
-    shown = run([python.with_name("btrfs-ublk"), "seed", "inspect", "--json", seed])
+    run_outside([*command, "--virtual-data-size", "1T", "--metadata-only"])
+    shown = run_outside(
+        [python.with_name("btrfs-ublk"), "seed", "inspect", "--json", seed]
+    )
     assert json.loads(shown)
-    packages = run([python, "-m", "pip", "list", "--format=freeze"])
+    packages = run_outside([python, "-m", "pip", "list", "--format=freeze"])
     assert not re.search(r"^(meson|matplotlib)", packages, re.M)
 
 
@@ -88,7 +94,7 @@ def test_pipx_installs_it(
         [sys.executable, "-m", "pipx", "install", wheel],
         **{name: str(tmp_path / where) for name, where in places.items()},
     )
-    said = run(
+    said = run_outside(
         [tmp_path / "bin" / "btrfs-ublk", "--version"], PATH="/usr/sbin:/usr/bin"
     )
     assert f"btrfs-ublk {btrfs_ublk.__version__}\n" in said
@@ -105,7 +111,7 @@ def test_the_example_project_passes(
     need(FUSE)
     before = state_of_system()
     command: list[str | Path] = [python, "-m", "pytest", *_OPTIONS]
-    said = run([*command, "--btrfs-ublk-front-end=fuse"], cwd=example)
+    said = run_outside([*command, "--btrfs-ublk-front-end=fuse"], cwd=example)
     assert re.search(r"\b8 passed\b", said), said
     assert state_of_system() == before
 
@@ -122,5 +128,5 @@ def test_the_example_project_passes_with_ublk(
         *("env", *(f"--unset={name}" for name in host_only)),
         *(python, "-m", "pytest", *_OPTIONS, "--btrfs-ublk-front-end=ublk"),
     ]
-    said = run(command, cwd=example, timeout_s=500)
+    said = run_outside(command, cwd=example, timeout_s=500)
     assert re.search(r"\b8 passed\b", said), said

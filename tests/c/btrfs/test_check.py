@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.image_edit import Editor
-from support.mkseed_support import CHUNK, EIB, GIB, MAX_SIZE, MIB, TIB, mkseed
+from support.images import Editor
 from support.needs import Need
+from support.seeds import CHUNK, EIB, GIB, MAX_SIZE, MIB, TIB, mkseed
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS
 from btrfs_ublk.errors import BtrfsUblkError

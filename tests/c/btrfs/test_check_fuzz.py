@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.image_edit import Editor, with_checksum
-from support.mkseed_support import GIB, KIB, MIB, mkseed
+from support.images import Editor, with_checksum
 from support.sanitized_build import SANITIZER_ENVIRONMENT
+from support.seeds import GIB, KIB, MIB, mkseed
 
 ENVIRONMENT = SANITIZER_ENVIRONMENT | {
     # More memory than this at once would be for what an image claims, not for what is

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import btrfs_image as fmt
-from support.image_edit import CHUNK_TREE, CSUM_TREE, HEADER, ROOT_TREE, Editor
-from support.mkseed_support import GIB, KIB, MIB, TIB, mkseed
+from support import seeds as fmt
+from support.images import CHUNK_TREE, CSUM_TREE, HEADER, ROOT_TREE, Editor
 from support.paths import PROJECT
+from support.seeds import GIB, KIB, MIB, TIB, mkseed
 
 from btrfs_ublk.seed.check import check_seed
 

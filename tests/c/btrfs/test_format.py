@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.mkseed_support import btrfs_check
 from support.sanitized_build import SANITIZER_ENVIRONMENT, sanitized_build
+from support.seeds import btrfs_check
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS
 

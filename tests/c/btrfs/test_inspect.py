@@ -11,9 +11,9 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from support.mkseed_support import CHUNK, EIB, GIB, MIB, NAME, TIB, mkfs, mkseed
 from support.needs import Need
 from support.sanitized_build import SANITIZER_ENVIRONMENT
+from support.seeds import CHUNK, EIB, GIB, MIB, NAME, TIB, mkfs, mkseed
 
 from btrfs_ublk.base.capabilities import MKFS_BTRFS
 from btrfs_ublk.base.helpers import CHECKSEED, HELPERS_VARIABLE, helper_path

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.mkseed_support import BLOCK, GIB, MIB, mkseed
 from support.sanitized_build import SANITIZER_ENVIRONMENT, sanitized_build
+from support.seeds import BLOCK, GIB, MIB, mkseed
 
 from btrfs_ublk.base.capabilities import MKFS_BTRFS
 

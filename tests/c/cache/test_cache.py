@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
-from support.cache_shell import (
+from support.shells import (
     HEADER_BYTES,
     CacheShell,
+    cache_refusal,
     cache_shell,
     key_of,
     punch_hole,
-    refusal,
     start_shell,
 )
 from support.waiting import wait_until
@@ -234,7 +234,7 @@ def test_refuses_directories(sanitized_build: Path, tmp_path: Path, wrong: str) 
         directory.chmod(0o755)
     else:
         directory = tmp_path / "missing" / "cache"
-    assert str(directory) in refusal(sanitized_build, directory)
+    assert str(directory) in cache_refusal(sanitized_build, directory)
     assert not (tmp_path / "missing").exists()
 
 

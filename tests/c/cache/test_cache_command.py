@@ -18,8 +18,8 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
-from support.cache_shell import CacheShell, cache_shell, key_of, refusal, start_shell
 from support.paths import CHILDREN
+from support.shells import CacheShell, cache_refusal, cache_shell, key_of, start_shell
 from support.waiting import wait_until
 
 from btrfs_ublk.cli.cache import command, parse_age
@@ -199,7 +199,7 @@ def test_limits_hold_for_all_servers(sanitized_build: Path, tmp_path: Path) -> N
         fill(shell, 1)
         assert shell.stats()["bytes"] <= 4 * UNIT
         (directory / "limits").write_text("{}")
-    assert "limits" in refusal(sanitized_build, directory, reserve_bytes=0)
+    assert "limits" in cache_refusal(sanitized_build, directory, reserve_bytes=0)
 
 
 def test_limits_that_change_within_a_second(

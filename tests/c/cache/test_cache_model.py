@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from support.cache_shell import HEADER_BYTES, CacheShell, key_of, start_shell
+from support.shells import HEADER_BYTES, CacheShell, key_of, start_shell
 
 from btrfs_ublk.units import KIB
 

@@ -7,9 +7,9 @@ from itertools import cycle
 from pathlib import Path
 
 import pytest
-from support.cache_shell import CacheShell, cache_shell
-from support.power_loss import SYNC, Operation, lay_out, read_log, states
-from support.soak import share_of
+from support.disks import SYNC, Operation, lay_out, read_log, states
+from support.needs import share_of
+from support.shells import CacheShell, cache_shell
 
 from btrfs_ublk.units import KIB
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from support import compressed
 from support.sanitized_build import SANITIZER_ENVIRONMENT
-from support.store_shell import StoreShell, root_of, units_of
+from support.shells import StoreShell, root_of, units_of
 
 from btrfs_ublk.content import digest_file, digest_indexed, make_index
 from btrfs_ublk.errors import BtrfsUblkError, UsageError

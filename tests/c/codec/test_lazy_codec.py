@@ -11,12 +11,19 @@ from typing import Any
 
 import pytest
 from support import compressed
-from support.engine_shell import EngineShell, describe, engine_shell
 from support.needs import Need
-from support.store_shell import StoreShell, units_of
-from support.virtual_data import BLOCK, UNIT, VirtualData
+from support.shells import (
+    BLOCK,
+    UNIT,
+    EngineShell,
+    StoreShell,
+    VirtualData,
+    describe,
+    engine_shell,
+    units_of,
+)
 from support.waiting import wait_until
-from support.web_server import NGINX, WebServer, web_server
+from support.web_servers import NGINX, WebServer, web_server
 
 from btrfs_ublk.content import make_index
 from btrfs_ublk.units import KIB

@@ -15,14 +15,13 @@ from typing import Any
 
 import pytest
 from support import compressed
-from support.engine_shell import describe, engine_shell
+from support.compressed import HEADER, PIECE
+from support.compressed import SELECTED_UNIT as HEAD
+from support.compressed import Selection, select
 from support.needs import Need
 from support.sanitized_build import SANITIZER_ENVIRONMENT
-from support.selections import HEADER, PIECE
-from support.selections import UNIT as HEAD
-from support.selections import Selection, select
-from support.store_shell import StoreShell, units_of
-from support.web_server import NGINX, WebServer, web_server
+from support.shells import StoreShell, describe, engine_shell, units_of
+from support.web_servers import NGINX, WebServer, web_server
 
 from btrfs_ublk.base.helpers import CODEC, helper_path
 from btrfs_ublk.content import make_index

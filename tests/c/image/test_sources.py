@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import adversarial_tree
+from support import trees
 from support.sanitized_build import SANITIZER_ENVIRONMENT
-from support.tree_description import (
+from support.trees import (
     ROOT,
     Member,
     describe,
@@ -76,15 +76,13 @@ def refusal(shell: Shell, *words: str | Path) -> str:
 @pytest.mark.data
 @as_root
 def test_a_directory_is_read_exactly(shell: Shell, in_memory: Path) -> None:
-    tree = adversarial_tree.make(in_memory / "tree", entries=100000, links=70000)
+    tree = trees.make(in_memory / "tree", entries=100000, links=70000)
     first, second = (shell(f"directory:{tree}") for _ in range(2))
     assert first.returncode == 0, first.stderr.decode()
     assert first.stdout == second.stdout
     model = json.loads(first.stdout)
     assert differences(describe(tree), tree_of(model)) == []
-    (sparse,) = (
-        inode for inode in model["inodes"] if inode["bytes"] == 8 * adversarial_tree.TIB
-    )
+    (sparse,) = (inode for inode in model["inodes"] if inode["bytes"] == 8 * trees.TIB)
     assert sum(length for _, length in sparse["data"]["ranges"]) < 2**20
 
 
@@ -94,7 +92,7 @@ def test_a_directory_is_read_exactly(shell: Shell, in_memory: Path) -> None:
     "form", ["pax", "pax-sparse", "gnu-sparse", "gzip", "zstd", "xz"]
 )
 def test_a_tar_is_read_exactly(shell: Shell, in_memory: Path, form: str) -> None:
-    tree = adversarial_tree.make(in_memory / "tree", links=50)
+    tree = trees.make(in_memory / "tree", links=50)
     if "sparse" not in form:
         for name in ("sparse-8T", "holes", "all-hole"):
             os.truncate(tree / "contents" / name, 5000)
@@ -123,9 +121,7 @@ def test_a_tar_is_read_exactly(shell: Shell, in_memory: Path, form: str) -> None
     assert differences(source, tree_of(model)) == []
     if "sparse" in form:
         (sparse,) = (
-            inode
-            for inode in model["inodes"]
-            if inode["bytes"] == 8 * adversarial_tree.TIB
+            inode for inode in model["inodes"] if inode["bytes"] == 8 * trees.TIB
         )
         assert sum(length for _, length in sparse["data"]["ranges"]) < 2**20
     if form == "pax":
@@ -145,7 +141,7 @@ def test_labels_of_the_building_machine_are_left_out(
     file.parent.mkdir()
     file.write_bytes(b"content")
     kept = {
-        b"security.capability": adversarial_tree.CAPABILITY,
+        b"security.capability": trees.CAPABILITY,
         b"trusted.mine": b"2",
         b"user.mine": b"1",
     }
@@ -193,12 +189,10 @@ def test_acls_as_text(shell: Shell, in_memory: Path) -> None:
     }
     (model,) = models(shell, f"tar:{make_tar(in_memory / 'tar', header, directory)}")
     tree = tree_of(model)
-    assert dict(tree[b"file"].xattrs) == {
-        b"system.posix_acl_access": adversarial_tree.ACCESS_ACL
-    }
+    assert dict(tree[b"file"].xattrs) == {b"system.posix_acl_access": trees.ACCESS_ACL}
     assert oct(tree[b"file"].mode) == oct(0o100660)
     assert dict(tree[b"directory"].xattrs) == {
-        b"system.posix_acl_default": adversarial_tree.DEFAULT_ACL
+        b"system.posix_acl_default": trees.DEFAULT_ACL
     }
     header.pax_headers = {"SCHILY.acl.access": "user::rw-\nuser:lena:r--\n"}
     said = refusal(shell, f"tar:{make_tar(in_memory / 'tar', header)}")

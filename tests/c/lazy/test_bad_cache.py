@@ -11,9 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.engine_shell import EngineShell, describe, engine_shell
-from support.store_shell import root_of, units_of
-from support.virtual_data import VirtualData
+from support.shells import (
+    EngineShell,
+    VirtualData,
+    describe,
+    engine_shell,
+    root_of,
+    units_of,
+)
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.data

@@ -8,10 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.engine_shell import EngineShell, describe, engine_shell
-from support.origin import DATA, SIZE, UNIT, UNITS, Origin, source_of
-from support.scripted_server import ScriptedServer, scripted_server
+from support.shells import EngineShell, describe, engine_shell
 from support.waiting import wait_until
+from support.web_servers import (
+    ORIGIN_BYTES,
+    ORIGIN_DATA,
+    ORIGIN_UNIT,
+    ORIGIN_UNITS,
+    Origin,
+    ScriptedServer,
+    origin_source,
+    scripted_server,
+)
 
 from btrfs_ublk.content.cache import Cache
 from btrfs_ublk.content.completion import Completion
@@ -40,7 +48,7 @@ def described(tmp_path: Path, complete: int | str = 1 << 40) -> dict[str, Any]:
     return describe(
         {
             "kind": "lazy",
-            "length": SIZE,
+            "length": ORIGIN_BYTES,
             "map": str(tmp_path / "map"),
             "cache": str(tmp_path / "cache"),
             "complete": complete,
@@ -50,10 +58,10 @@ def described(tmp_path: Path, complete: int | str = 1 << 40) -> dict[str, Any]:
 
 def add(shell: EngineShell, web: ScriptedServer, *mappings: tuple[int, int]) -> None:
     """Map pieces of the source, each (offset, length), where they are in it."""
-    pieces = mappings or ((0, SIZE),)
+    pieces = mappings or ((0, ORIGIN_BYTES),)
     reply = shell.map_request(
         "map-add",
-        sources=[source_of(web.url())],
+        sources=[origin_source(web.url())],
         mappings=[[at, length, 0, at] for at, length in pieces],
     )
     assert "error" not in reply, reply
@@ -80,17 +88,24 @@ def test_all_comes_and_the_server_is_not_needed_any_more(
     with scripted_server(origin) as web:
         with engine_shell(sanitized_build, described(tmp_path, complete)) as shell:
             add(shell, web)
-            wait_until(lambda: state(shell).done_units == UNITS)
+            wait_until(lambda: state(shell).done_units == ORIGIN_UNITS)
             done = until(shell, "done")
-            assert (done.units, done.bytes, done.done_bytes) == (UNITS, SIZE, SIZE)
-            assert done.fetched_bytes == SIZE and not done.failed_units
+            assert (done.units, done.bytes, done.done_bytes) == (
+                ORIGIN_UNITS,
+                ORIGIN_BYTES,
+                ORIGIN_BYTES,
+            )
+            assert done.fetched_bytes == ORIGIN_BYTES and not done.failed_units
     # In the order of the virtual data, but for those that are under way at a time.
-    assert sorted(origin.asked) == list(range(UNITS))
+    assert sorted(origin.asked) == list(range(ORIGIN_UNITS))
     assert all(abs(unit - i) < AT_ONCE for i, unit in enumerate(origin.asked))
     with engine_shell(sanitized_build, described(tmp_path, complete)) as shell:
         assert until(shell, "done").fetched_bytes == 0
-        for at in range(0, SIZE, UNIT):
-            assert shell.request(f"read {at} {UNIT}") == DATA[at : at + UNIT]
+        for at in range(0, ORIGIN_BYTES, ORIGIN_UNIT):
+            assert (
+                shell.request(f"read {at} {ORIGIN_UNIT}")
+                == ORIGIN_DATA[at : at + ORIGIN_UNIT]
+            )
 
 
 @pytest.mark.data
@@ -99,7 +114,7 @@ def test_goes_on_after_a_kill(
 ) -> None:
     """What the cache has is not fetched again."""
     origin.delay_s = 0.02
-    with engine_shell(sanitized_build, described(tmp_path, 8 * UNIT)) as shell:
+    with engine_shell(sanitized_build, described(tmp_path, 8 * ORIGIN_UNIT)) as shell:
         add(shell, web)
         wait_until(lambda: len(origin.asked) >= 12)
         # Units are durable a moment after they are put in.
@@ -107,8 +122,8 @@ def test_goes_on_after_a_kill(
         shell.map_request("map-stats")
     before = len(origin.asked)
     with engine_shell(sanitized_build, described(tmp_path)) as shell:
-        assert until(shell, "done").done_units == UNITS
-    assert len(origin.asked) - before <= UNITS - 8
+        assert until(shell, "done").done_units == ORIGIN_UNITS
+    assert len(origin.asked) - before <= ORIGIN_UNITS - 8
 
 
 def test_what_fails_is_tried_again(
@@ -120,12 +135,15 @@ def test_what_fails_is_tried_again(
         add(shell, web)
         found = until(shell, "retrying")
         assert found.why and found.failed_units >= 3
-        wait_until(lambda: state(shell).done_units == UNITS - 3)
-        assert shell.request(f"read {5 * UNIT} {UNIT}") == DATA[5 * UNIT : 6 * UNIT]
+        wait_until(lambda: state(shell).done_units == ORIGIN_UNITS - 3)
+        assert (
+            shell.request(f"read {5 * ORIGIN_UNIT} {ORIGIN_UNIT}")
+            == ORIGIN_DATA[5 * ORIGIN_UNIT : 6 * ORIGIN_UNIT]
+        )
         origin.bad = set()
         # Its mirror is left alone for a while after what it said.
         wait_until(lambda: state(shell).state == "done", timeout_s=150)
-        assert state(shell).done_units == UNITS
+        assert state(shell).done_units == ORIGIN_UNITS
 
 
 @pytest.mark.thorough
@@ -136,18 +154,18 @@ def test_what_has_no_room_is_not_fetched(
     cache = Cache(tmp_path / "cache")
     with engine_shell(sanitized_build, described(tmp_path)) as shell:
         shell.stats()  # it has made its cache
-        cache.limit(max_bytes=16 * UNIT, reserve_bytes=None)
+        cache.limit(max_bytes=16 * ORIGIN_UNIT, reserve_bytes=None)
         add(shell, web)
         found = until(shell, "full")
         assert found.why and 8 <= found.done_units <= 16
         asked = len(origin.asked)
         assert asked == found.done_units
         about = shell.stats()["lazy"][0]["cache"]
-        assert about["evicted_units"] == 0 and about["bytes"] <= 16 * UNIT
-        last = SIZE - UNIT
-        assert shell.request(f"read {last} {UNIT}") == DATA[last:]
+        assert about["evicted_units"] == 0 and about["bytes"] <= 16 * ORIGIN_UNIT
+        last = ORIGIN_BYTES - ORIGIN_UNIT
+        assert shell.request(f"read {last} {ORIGIN_UNIT}") == ORIGIN_DATA[last:]
         cache.limit(max_bytes=0, reserve_bytes=None)
-        wait_until(lambda: state(shell).done_units == UNITS)
+        wait_until(lambda: state(shell).done_units == ORIGIN_UNITS)
 
 
 def test_waits_for_readers(
@@ -162,31 +180,33 @@ def test_waits_for_readers(
         time.sleep(2.5)
         assert origin.asked == [0]
         origin.go_on.set()
-        assert shell.answer(f"read 0 {4 * KIB}") == DATA[: 4 * KIB]
-        assert until(shell, "done").done_units == UNITS
+        assert shell.answer(f"read 0 {4 * KIB}") == ORIGIN_DATA[: 4 * KIB]
+        assert until(shell, "done").done_units == ORIGIN_UNITS
 
 
 def test_keeps_to_its_rate(
     sanitized_build: Path, tmp_path: Path, origin: Origin, web: ScriptedServer
 ) -> None:
     """It may be slower than that, so only this is asserted."""
-    rate = 16 * UNIT
+    rate = 16 * ORIGIN_UNIT
     with engine_shell(sanitized_build, described(tmp_path, rate)) as shell:
         began_s = time.monotonic()
-        add(shell, web, (0, 32 * UNIT))
+        add(shell, web, (0, 32 * ORIGIN_UNIT))
         until(shell, "done")
         took_s = time.monotonic() - began_s
     assert len(origin.asked) == 32
     # The first unit costs nothing, and a pause of 50 ms may be caught up.
-    assert took_s > (32 * UNIT - UNIT) / rate - 0.2
+    assert took_s > (32 * ORIGIN_UNIT - ORIGIN_UNIT) / rate - 0.2
 
 
 def test_pieces_of_units(
     sanitized_build: Path, tmp_path: Path, origin: Origin, web: ScriptedServer
 ) -> None:
     """A unit that several mappings name is fetched once; what none names is not."""
-    pieces = [(at, UNIT // 4) for at in range(0, 8 * UNIT, UNIT // 2)]
-    tail = (20 * UNIT + 4096, 2 * UNIT)
+    pieces = [
+        (at, ORIGIN_UNIT // 4) for at in range(0, 8 * ORIGIN_UNIT, ORIGIN_UNIT // 2)
+    ]
+    tail = (20 * ORIGIN_UNIT + 4096, 2 * ORIGIN_UNIT)
     with engine_shell(sanitized_build, described(tmp_path)) as shell:
         add(shell, web, *pieces, tail)
         until(shell, "done")

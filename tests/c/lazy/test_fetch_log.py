@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support.fetch_shell import fetch_shell
-from support.scripted_server import response, scripted_server
+from support.shells import fetch_shell
+from support.web_servers import response, scripted_server
 
 UNIT = 65536
 UNITS = 64

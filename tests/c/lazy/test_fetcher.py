@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fetch_shell import fetch_shell
+from support.shells import fetch_shell
 from support.waiting import wait_until
 
 BLOCK = 4096

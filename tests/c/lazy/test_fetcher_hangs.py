@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fetch_shell import FetchShell, fetch_shell
-from support.scripted_server import ScriptedServer, response, scripted_server
+from support.shells import FetchShell, fetch_shell
 from support.waiting import wait_until
+from support.web_servers import ScriptedServer, response, scripted_server
 
 UNIT = 4096
 UNITS = 256

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.fetch_shell import FetchShell, fetch_shell
-from support.scripted_server import Script, ScriptedServer, response, scripted_server
+from support.shells import FetchShell, fetch_shell
+from support.web_servers import Script, ScriptedServer, response, scripted_server
 
 UNIT = 4096
 UNITS = 64

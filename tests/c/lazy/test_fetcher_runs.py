@@ -11,12 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.engine_shell import EngineShell, describe, engine_shell
-from support.fetch_shell import FetchShell, fetch_shell
-from support.scripted_server import ScriptedServer, response, scripted_server
-from support.store_shell import root_of, units_of
-from support.virtual_data import VirtualData
+from support.shells import (
+    EngineShell,
+    FetchShell,
+    VirtualData,
+    describe,
+    engine_shell,
+    fetch_shell,
+    root_of,
+    units_of,
+)
 from support.waiting import wait_until
+from support.web_servers import ScriptedServer, response, scripted_server
 
 UNIT = 4096
 UNITS = 64

@@ -11,11 +11,17 @@ from threading import Event
 from typing import Any
 
 import pytest
-from support.engine_shell import EngineShell, describe, engine_shell
-from support.fetch_shell import FetchShell, fetch_shell
-from support.scripted_server import ScriptedServer, response, scripted_server
-from support.store_shell import StoreShell, units_of
+from support.shells import (
+    EngineShell,
+    FetchShell,
+    StoreShell,
+    describe,
+    engine_shell,
+    fetch_shell,
+    units_of,
+)
 from support.waiting import DEADLINE_S, wait_until
+from support.web_servers import ScriptedServer, response, scripted_server
 
 UNIT = 64 << 10
 UNITS = 256

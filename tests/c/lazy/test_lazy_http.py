@@ -16,13 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.engine_shell import describe, engine_shell
-from support.fetch_shell import fetch_shell
 from support.needs import Need
-from support.scripted_server import response, scripted_server
-from support.store_shell import root_of, units_of
-from support.virtual_data import BLOCK, UNIT, VirtualData
-from support.web_server import NGINX, WebServer, web_server
+from support.shells import (
+    BLOCK,
+    UNIT,
+    VirtualData,
+    describe,
+    engine_shell,
+    fetch_shell,
+    root_of,
+    units_of,
+)
+from support.web_servers import NGINX, WebServer, response, scripted_server, web_server
 
 SIZE = 64 * UNIT
 DEADLINE_S = 6.0  # more than a host is left alone

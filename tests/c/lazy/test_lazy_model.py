@@ -27,14 +27,19 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from support.cache_shell import CacheShell, start_shell
 from support.changing_file import CHANGES, ChangingFile
-from support.engine_shell import EngineShell, describe, start_engine
-from support.needs import Need
-from support.soak import share_of
-from support.store_shell import root_of, units_of
+from support.needs import Need, share_of
+from support.shells import (
+    CacheShell,
+    EngineShell,
+    describe,
+    root_of,
+    start_engine,
+    start_shell,
+    units_of,
+)
 from support.waiting import wait_until
-from support.web_server import NGINX, WebServer, web_server
+from support.web_servers import NGINX, WebServer, web_server
 
 pytestmark = pytest.mark.data
 

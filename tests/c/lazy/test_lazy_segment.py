@@ -15,11 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cache_shell import punch_hole
-from support.engine_shell import EngineShell, describe, engine_shell
 from support.needs import inapplicable
 from support.sanitized_build import SANITIZER_ENVIRONMENT
-from support.virtual_data import BLOCK, UNIT, VirtualData
+from support.shells import (
+    BLOCK,
+    UNIT,
+    EngineShell,
+    VirtualData,
+    describe,
+    engine_shell,
+    punch_hole,
+)
 from support.waiting import wait_until
 
 from btrfs_ublk.kernel.page_cache import resident_bytes

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 from support import compressed
-from support.engine_shell import EngineShell, describe, engine_shell
-from support.scripted_server import ScriptedServer, response, scripted_server
-from support.store_shell import StoreShell, units_of
+from support.shells import EngineShell, StoreShell, describe, engine_shell, units_of
 from support.waiting import wait_until
+from support.web_servers import ScriptedServer, response, scripted_server
 
 from btrfs_ublk.content import make_index
 

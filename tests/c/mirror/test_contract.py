@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.mirror_shell import MirrorShell, mirror_shell
 from support.needs import Need
-from support.registry_server import REGISTRY, registry_server
+from support.registry import REGISTRY, registry_server
 from support.s3_server import PUBLIC_BUCKET, WEED, s3_server
-from support.web_server import NGINX, web_server
+from support.shells import MirrorShell, mirror_shell
+from support.web_servers import NGINX, web_server
 
 #: Neither a multiple of a unit nor of a block.
 SIZE = 1_000_001

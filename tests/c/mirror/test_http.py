@@ -13,10 +13,16 @@ from pathlib import Path
 
 import pytest
 from fault_proxy import FaultProxy, Faults
-from support.mirror_shell import Answer, MirrorShell, mirror_shell, refusal
 from support.needs import Need, inapplicable
-from support.scripted_server import ScriptedServer, response, scripted_server
-from support.web_server import NGINX, WebServer, web_server
+from support.shells import MirrorAnswer, MirrorShell, mirror_refusal, mirror_shell
+from support.web_servers import (
+    NGINX,
+    ScriptedServer,
+    WebServer,
+    response,
+    scripted_server,
+    web_server,
+)
 
 from btrfs_ublk.base.capabilities import ROOT
 
@@ -200,7 +206,7 @@ def test_knows_it_by_its_date_where_it_has_no_tag(shell: Shell, web: WebServer) 
         os.utime(path, (1_000_000_001, 1_000_000_001))
         assert mirror.fetch(0, UNIT).failure == "changed"
     with shell(web.url("anonymous/dated")) as mirror:
-        assert mirror.fetch(0, UNIT) == Answer(data=DATA[:UNIT], result=0)
+        assert mirror.fetch(0, UNIT) == MirrorAnswer(data=DATA[:UNIT], result=0)
 
 
 def test_somebody_on_the_way_is_no_other_object(shell: Shell) -> None:
@@ -351,7 +357,7 @@ def test_a_signed_url_is_in_a_file(sanitized_build: Path, tmp_path: Path) -> Non
 def test_refuses_wrong_keys(
     sanitized_build: Path, tmp_path: Path, keys: dict[str, str], text: str
 ) -> None:
-    said = refusal(sanitized_build, tmp_path, {"kind": "http", **keys})
+    said = mirror_refusal(sanitized_build, tmp_path, {"kind": "http", **keys})
     assert text in said
     assert "p4ss" not in said
 

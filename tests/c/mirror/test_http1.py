@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from support.mirror_shell import MirrorShell, mirror_shell
 from support.needs import inapplicable
+from support.shells import MirrorShell, mirror_shell
 
 pytestmark = pytest.mark.usefixtures("carrier")
 

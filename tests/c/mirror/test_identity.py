@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.mirror_shell import mirror_shell
-from support.scripted_server import response, scripted_server
+from support.shells import mirror_shell
+from support.web_servers import response, scripted_server
 
 pytestmark = pytest.mark.usefixtures("carrier")
 

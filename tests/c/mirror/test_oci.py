@@ -13,9 +13,8 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import pytest
-from support.mirror_shell import MirrorShell, mirror_shell, refusal
 from support.needs import Need
-from support.registry_server import (
+from support.registry import (
     IDENTITY_TOKEN,
     PASSWORD,
     REGISTRY,
@@ -25,8 +24,9 @@ from support.registry_server import (
     registry_fixture,
     registry_server,
 )
-from support.scripted_server import response, scripted_server
+from support.shells import MirrorShell, mirror_refusal, mirror_shell
 from support.waiting import wait_until
+from support.web_servers import response, scripted_server
 
 SIZE = 300_000
 UNIT = 64 << 10
@@ -438,7 +438,7 @@ def test_refuses_wrong_keys(
         "digest": DIGEST,
         "insecure": True,
     }
-    assert text in refusal(sanitized_build, tmp_path, keys | changes)
+    assert text in mirror_refusal(sanitized_build, tmp_path, keys | changes)
 
 
 def _first_reads(request: str) -> bytes:

@@ -10,7 +10,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from support.mirror_shell import MirrorShell, mirror_shell, refusal
 from support.needs import Need
 from support.s3_server import (
     ACCESS_KEY,
@@ -21,7 +20,8 @@ from support.s3_server import (
     S3Server,
     s3_server,
 )
-from support.scripted_server import response, scripted_server
+from support.shells import MirrorShell, mirror_refusal, mirror_shell
+from support.web_servers import response, scripted_server
 
 SIZE = 300_000
 UNIT = 64 << 10
@@ -285,4 +285,4 @@ def test_refuses_wrong_keys(
     sanitized_build: Path, tmp_path: Path, changes: dict[str, object], text: str
 ) -> None:
     keys: dict[str, object] = {"kind": "s3", "bucket": "bucket", "key": "k"}
-    assert text in refusal(sanitized_build, tmp_path, keys | changes)
+    assert text in mirror_refusal(sanitized_build, tmp_path, keys | changes)

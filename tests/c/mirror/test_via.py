@@ -16,11 +16,16 @@ from threading import Event
 from typing import Any
 
 import pytest
-from support.engine_shell import describe, engine_shell
-from support.fetch_shell import FetchShell, fetch_shell
 from support.sanitized_build import SANITIZER_ENVIRONMENT
-from support.scripted_server import ScriptedServer, response, scripted_server
-from support.store_shell import StoreShell, units_of
+from support.shells import (
+    FetchShell,
+    StoreShell,
+    describe,
+    engine_shell,
+    fetch_shell,
+    units_of,
+)
+from support.web_servers import ScriptedServer, response, scripted_server
 
 UNIT = 64 << 10
 #: Hosts agree on a cache for as much of an object.

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from support.fetch_process import server
+from support.fetchers import server
 
 __all__ = ["server"]

@@ -12,21 +12,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.engine_shell import describe, engine_shell
-from support.fetch_process import (
+from support.faults import refusing
+from support.fetchers import (
     DATA,
+    INQUIRY_LIES,
+    LIES,
+    PROBE_LIES,
     UNIT,
+    program,
     server_of,
     source_of,
 )
-from support.fetch_shell import FetchShell, fetch_shell
-from support.lying_fetcher import INQUIRY_LIES, LIES, PROBE_LIES, program
-from support.refused_calls import refusing
 from support.sanitized_build import SANITIZER_ENVIRONMENT
-from support.scripted_server import ScriptedServer, scripted_server
-from support.store_shell import root_of, units_of
-from support.virtual_data import VirtualData
+from support.shells import (
+    FetchShell,
+    VirtualData,
+    describe,
+    engine_shell,
+    fetch_shell,
+    root_of,
+    units_of,
+)
 from support.waiting import wait_until
+from support.web_servers import ScriptedServer, scripted_server
 
 from btrfs_ublk.units import MIB
 

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.fetch_process import DATA, UNIT, server_of, source_of
-from support.fetch_shell import fetch_shell
+from support.containers import PODMAN, PRIVATE, place_for_state
+from support.faults import refusing
+from support.fetchers import DATA, UNIT, server_of, source_of
 from support.needs import Need
-from support.podman_support import PODMAN, PRIVATE, place_for_state
-from support.refused_calls import refusing
-from support.scripted_server import scripted_server
+from support.shells import fetch_shell
+from support.web_servers import scripted_server
 
 from btrfs_ublk.base.helpers import FETCH, helper_path
 

@@ -15,15 +15,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.engine_shell import (
-    BLOCK,
-    SHELL_TIMEOUT_S,
-    EngineShell,
-    describe,
-    engine_shell,
-)
 from support.paths import TESTS
 from support.sanitized_build import SANITIZER_ENVIRONMENT
+from support.shells import BLOCK, SHELL_TIMEOUT_S, EngineShell, describe, engine_shell
 
 pytestmark = pytest.mark.data
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.scripted_server import response, scripted_server
-from support.store_shell import StoreShell, root_of, units_of
+from support.shells import StoreShell, root_of, units_of
+from support.web_servers import response, scripted_server
 
 pytestmark = pytest.mark.data
 

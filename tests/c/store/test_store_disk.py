@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.store_shell import StoreShell
+from support.shells import StoreShell
 
 pytestmark = pytest.mark.data
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.store_shell import StoreShell
+from support.shells import StoreShell
 
 MEMSET = {"kind": "memset", "size": 1 << 40, "byte": 7}
 PATTERN = {"kind": "pattern", "size": 1 << 40}

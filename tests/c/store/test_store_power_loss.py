@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.power_loss import SYNC, Operation, lay_out, read_log, states
-from support.soak import share_of
-from support.store_shell import StoreShell
+from support.disks import SYNC, Operation, lay_out, read_log, states
+from support.needs import share_of
+from support.shells import StoreShell
 
 pytestmark = pytest.mark.data
 

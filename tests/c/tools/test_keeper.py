@@ -11,10 +11,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from support.device_support import (
-    TIMEOUT_S,
-)
-from support.refused_calls import refusing
+from support.devices import TIMEOUT_S
+from support.faults import refusing
 
 from btrfs_ublk.base.helpers import KEEPER, helper_path
 from btrfs_ublk.kernel.uevents import wait_until

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import btrfs_image as fmt
-from support.btrfs_image import Image, Item
-from support.mkseed_support import (
+from support import seeds as fmt
+from support.seeds import (
     BLOCK,
     CHUNK,
     EIB,
@@ -28,6 +27,8 @@ from support.mkseed_support import (
     NAME,
     TIB,
     VIRTUAL_START,
+    Image,
+    Item,
     btrfs_check,
     digest,
     mkseed,

@@ -13,16 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.mkseed_support import (
-    GIB,
-    KIB,
-    MIB,
-    TIB,
-    assert_refused,
-    mkseed,
-    mkseed_raw,
-)
 from support.sanitized_build import SANITIZER_ENVIRONMENT, sanitized_build
+from support.seeds import GIB, KIB, MIB, TIB, assert_refused, mkseed, mkseed_raw
 
 from btrfs_ublk.base.capabilities import ROOT
 from btrfs_ublk.base.helpers import MKSEED, helper_path

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from support.image_forks import place
+from support.volumes import place
 
 __all__ = ["place"]

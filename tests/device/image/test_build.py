@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import adversarial_tree
-from support.sealed_support import (
+from support import trees
+from support.images import (
     DATA_START,
     as_root,
     assemble,
@@ -20,7 +20,7 @@ from support.sealed_support import (
     small_tree,
     three_layers,
 )
-from support.tree_description import describe, differences
+from support.trees import describe, differences
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS
 from btrfs_ublk.kernel import loop_device, mounted
@@ -43,7 +43,7 @@ def test_the_kernel_shows_what_was_put_in(
     """All that is rare, byte by byte; `btrfs check` and the kernel are content."""
     need(BTRFS_PROGS)
     # So many links that their names need more than one item.
-    tree = adversarial_tree.make(sparse_path / "tree", links=4000)
+    tree = trees.make(sparse_path / "tree", links=4000)
     small_tree(tree / "small")
     report = mkimage(
         sparse_path / "image",

@@ -17,19 +17,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.image_forks import (
+from support.images import LAYER, PLATFORM
+from support.needs import Need
+from support.registry import REGISTRY, registry_server
+from support.volumes import (
     CHANGED_BIG,
+    NAME,
+    Place,
     base_tree,
     change,
     each_mode,
     fetched_bytes,
     fork,
+    image_place,
     up,
 )
-from support.image_support import LAYER, PLATFORM
-from support.needs import Need
-from support.registry_server import REGISTRY, registry_server
-from support.volume_support import NAME, Place, image_place
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, Program
 from btrfs_ublk.errors import BtrfsUblkError, UsageError

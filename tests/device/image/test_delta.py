@@ -14,11 +14,19 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.image_edit import _TABLE
-from support.image_forks import base_tree, change, each_mode, fork
+from support.images import _TABLE
 from support.needs import Need
-from support.tree_description import Tree, describe, differences
-from support.volume_support import NAME, TIMEOUT_S, Place, image_place
+from support.trees import Tree, describe, differences
+from support.volumes import (
+    NAME,
+    TIMEOUT_S,
+    Place,
+    base_tree,
+    change,
+    each_mode,
+    fork,
+    image_place,
+)
 
 from btrfs_ublk import server as servers
 from btrfs_ublk.base.capabilities import BTRFS, BTRFS_PROGS, LOOP, ROOT

@@ -6,8 +6,7 @@ import os
 import shutil
 
 import pytest
-from support.image_forks import BIG, fetched_bytes, fork, place, up
-from support.volume_support import NAME, Place
+from support.volumes import BIG, NAME, Place, fetched_bytes, fork, place, up
 
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.btrfs import commit_transaction

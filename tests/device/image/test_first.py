@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.image_support import ordinary_image
+from support.images import ordinary_image
 from support.needs import Need
-from support.volume_support import NAME, Place
+from support.volumes import NAME, Place
 from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Helper

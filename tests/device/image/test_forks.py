@@ -15,17 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.adversarial_tree import GRANTING_ACL
-from support.image_forks import (
+from support.processes import killed_at_event
+from support.trees import GRANTING_ACL
+from support.volumes import (
     BIG,
+    NAME,
     SMALL_FILES,
+    Place,
     each_mode,
     fetched_bytes,
     fork,
     up,
 )
-from support.stopping import killed_at_event
-from support.volume_support import NAME, Place
 
 from btrfs_ublk.base.signals import deferred, interruptible
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, LeftoverError, UsageError

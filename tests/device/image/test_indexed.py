@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import errno
 
-from support import indexed_images as made
-from support.indexed_images import (
-    blob_path,
-    flip,
-    pushed,
-)
-from support.lazy_images import Place
+from support import lazy_images as made
+from support.lazy_images import Place, blob_path, flip, pushed
 from support.needs import Need
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.image_support import tagged_image
+from support.images import tagged_image
 from support.needs import Need
-from support.registry_server import REGISTRY, registry_server
-from support.volume_support import NAME, Place, image_place
+from support.registry import REGISTRY, registry_server
+from support.volumes import NAME, Place, image_place
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Helper
 from btrfs_ublk.base.helpers import MKIMAGE

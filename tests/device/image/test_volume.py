@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 from support.needs import Need
-from support.registry_server import REGISTRY, Registry, registry_server
+from support.registry import REGISTRY, Registry, registry_server
 from support.s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, WEED, s3_server
-from support.volume_support import NAME, Place, image_place
-from support.web_server import NGINX, web_server
+from support.volumes import NAME, Place, image_place
+from support.web_servers import NGINX, web_server
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT
 from btrfs_ublk.errors import BtrfsUblkError, UsageError

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.loops import backing_of, detach
+from support.devices import backing_of, detach
 
 from btrfs_ublk.base.ledger import process_ledger
 from btrfs_ublk.base.process import run

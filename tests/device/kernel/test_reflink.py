@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.loops import new_btrfs
+from support.devices import new_btrfs
 
 from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import BtrfsUblkError, UsageError

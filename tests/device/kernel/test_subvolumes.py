@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.loops import new_btrfs
+from support.devices import new_btrfs
 
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.btrfs import (

@@ -18,12 +18,18 @@ from pathlib import Path
 import pytest
 from support.fuse_servers import TIMEOUT_S, Servers
 from support.needs import Need
-from support.origin import DATA, SIZE, UNIT, UNITS, Origin, source_of
 from support.sanitized_build import SANITIZER_ENVIRONMENT
-from support.scripted_server import scripted_server
-from support.store_shell import root_of, units_of
-from support.virtual_data import VirtualData
+from support.shells import VirtualData, root_of, units_of
 from support.waiting import wait_until
+from support.web_servers import (
+    ORIGIN_BYTES,
+    ORIGIN_DATA,
+    ORIGIN_UNIT,
+    ORIGIN_UNITS,
+    Origin,
+    origin_source,
+    scripted_server,
+)
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP
 from btrfs_ublk.base.helpers import HELPERS_VARIABLE
@@ -50,13 +56,13 @@ def description(
 ) -> Iterator[Description]:
     """A source of the origin, with digests and without a cache."""
     with scripted_server(origin) as server:
-        source = source_of(server.url())
-        units = units_of(DATA, UNIT)
-        root = root_of(units, size_bytes=SIZE, unit_bytes=UNIT)
-        virtual = VirtualData(sanitized_build, sparse_path, SIZE)
-        virtual.add(source | {"root": root}, DATA, 0)
-        segment = LazySegment(offset=0, length=SIZE, map=str(virtual.map))
-        yield Description(SIZE, [segment])
+        source = origin_source(server.url())
+        units = units_of(ORIGIN_DATA, ORIGIN_UNIT)
+        root = root_of(units, size_bytes=ORIGIN_BYTES, unit_bytes=ORIGIN_UNIT)
+        virtual = VirtualData(sanitized_build, sparse_path, ORIGIN_BYTES)
+        virtual.add(source | {"root": root}, ORIGIN_DATA, 0)
+        segment = LazySegment(offset=0, length=ORIGIN_BYTES, map=str(virtual.map))
+        yield Description(ORIGIN_BYTES, [segment])
         origin.go_on.set()
 
 
@@ -72,8 +78,8 @@ def sanitized(sanitized_build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def reading(path: str) -> Iterator[dict[int, Future[bytes]]]:
     """Reads of a block each, of as many units, by offset."""
-    blocks = UNIT // BLOCK_BYTES
-    at = [unit * UNIT + unit % blocks * BLOCK_BYTES for unit in range(READERS)]
+    blocks = ORIGIN_UNIT // BLOCK_BYTES
+    at = [unit * ORIGIN_UNIT + unit % blocks * BLOCK_BYTES for unit in range(READERS)]
     fd = os.open(path, os.O_RDONLY)
     try:
         with ThreadPoolExecutor(READERS) as pool:
@@ -89,7 +95,7 @@ def _asks_more(origin: Origin, before: int) -> bool:
 def must_be_right(reads: dict[int, Future[bytes]]) -> None:
     for offset, read in reads.items():
         found = read.result(timeout=TIMEOUT_S)
-        assert found == DATA[offset : offset + BLOCK_BYTES], offset
+        assert found == ORIGIN_DATA[offset : offset + BLOCK_BYTES], offset
 
 
 @pytest.mark.parametrize("options", [(), FEW])
@@ -100,7 +106,7 @@ def test_a_killed_server_leaves_its_reads_to_the_next(
     origin: Origin,
     options: Sequence[str],
 ) -> None:
-    origin.held_units = UNITS
+    origin.held_units = ORIGIN_UNITS
     servers = Servers(sparse_path, description)
     with ExitStack() as stack:
         stack.callback(servers.close)
@@ -126,7 +132,7 @@ def test_a_server_that_leaves_answers_first(
     options: Sequence[str],
 ) -> None:
     """What it has received, it waits for; the rest is the next one's."""
-    origin.held_units = UNITS
+    origin.held_units = ORIGIN_UNITS
     address = str(sparse_path / "socket")
     servers = Servers(sparse_path, description)
     with ExitStack() as stack:
@@ -157,7 +163,7 @@ def test_a_server_that_leaves_answers_first(
 def test_a_server_that_is_stopped_fails_them(
     sanitized: None, sparse_path: Path, description: Description, origin: Origin
 ) -> None:
-    origin.held_units = UNITS
+    origin.held_units = ORIGIN_UNITS
     servers = Servers(sparse_path, description)
     with ExitStack() as stack:
         stack.callback(servers.close)
@@ -206,16 +212,21 @@ def test_who_has_received_a_read_is_not_woken_for_its_answer(
         fd = os.open(server.file, os.O_RDONLY)
         try:
             before = _sleeps(server.pid)
-            for unit in random.Random(1).sample(range(UNITS), UNITS):
-                found = os.pread(fd, BLOCK_BYTES, unit * UNIT)
-                assert found == DATA[unit * UNIT : unit * UNIT + BLOCK_BYTES]
+            for unit in random.Random(1).sample(range(ORIGIN_UNITS), ORIGIN_UNITS):
+                found = os.pread(fd, BLOCK_BYTES, unit * ORIGIN_UNIT)
+                assert (
+                    found
+                    == ORIGIN_DATA[
+                        unit * ORIGIN_UNIT : unit * ORIGIN_UNIT + BLOCK_BYTES
+                    ]
+                )
             slept = _sleeps(server.pid) - before
         finally:
             os.close(fd)
         stats = server.stats()
-    assert stats.kinds["lazy"].reads == reads + UNITS
+    assert stats.kinds["lazy"].reads == reads + ORIGIN_UNITS
     assert stats.kinds["lazy"].latency.reads.count == stats.kinds["lazy"].reads
     assert all(queue.in_flight == 0 for queue in stats.queues)
     assert 1 <= max(queue.max_in_flight for queue in stats.queues)
     # Once for each read, and a few times for what else there is.
-    assert slept < 1.5 * UNITS, slept
+    assert slept < 1.5 * ORIGIN_UNITS, slept

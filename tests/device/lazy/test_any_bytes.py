@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.map_support import UNIT, description
-from support.scripted_server import scripted_server
+from support.devices import MAP_UNIT, map_description
+from support.web_servers import scripted_server
 
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.content import Addition
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.fuse
 
 @contextmanager
 def serving(directory: Path) -> Iterator[BlockServer]:
-    with BlockServer(description(directory), front_end="fuse", queues=1) as server:
+    with BlockServer(map_description(directory), front_end="fuse", queues=1) as server:
         yield server
 
 
@@ -50,7 +50,7 @@ def refusal(server: BlockServer, source: dict[str, object]) -> str:
 def test_headers(sanitized_helpers: None, tmp_path: Path, head: bytes) -> None:
     answer = head + b"\r\nContent-Length: 1\r\nConnection: close\r\n\r\nx"
     with serving(tmp_path) as server, scripted_server(lambda _: answer) as origin:
-        refusal(server, {"kind": "http", "url": origin.url(), "unit": UNIT})
+        refusal(server, {"kind": "http", "url": origin.url(), "unit": MAP_UNIT})
 
 
 def test_any_headers(sanitized_helpers: None, tmp_path: Path) -> None:
@@ -69,10 +69,10 @@ def test_any_headers(sanitized_helpers: None, tmp_path: Path) -> None:
     with serving(tmp_path) as server, scripted_server(answer) as origin:
         for number in range(40):
             url = origin.url(f"object-{number}")
-            refusal(server, {"kind": "http", "url": url, "unit": UNIT})
-        source = {"kind": "http", "url": origin.url(), "unit": UNIT, "size": MIB}
+            refusal(server, {"kind": "http", "url": url, "unit": MAP_UNIT})
+        source = {"kind": "http", "url": origin.url(), "unit": MAP_UNIT, "size": MIB}
         server.map_add([source], [Addition()])
-        for offset in range(0, 8 * UNIT, UNIT):
+        for offset in range(0, 8 * MAP_UNIT, MAP_UNIT):
             with pytest.raises(OSError):
                 read_direct(server.device, offset, 4096)
         assert server.stats().lazy[0].fetcher.read_errors == 8
@@ -96,7 +96,7 @@ def test_an_identity(sanitized_helpers: None, tmp_path: Path) -> None:
 
     with scripted_server(answer) as origin:
         with serving(tmp_path) as server:
-            source = {"kind": "http", "url": origin.url(), "unit": UNIT}
+            source = {"kind": "http", "url": origin.url(), "unit": MAP_UNIT}
             server.map_add([source], [Addition()])
             assert read_direct(server.device, 0, 4096) == bytes(4096)
             tag[0] = b'"\xfe\xff-2"'
@@ -105,7 +105,7 @@ def test_an_identity(sanitized_helpers: None, tmp_path: Path) -> None:
         # Its own is known again after a restart.
         tag[0] = b'"\xe9\xff-1"'
         with serving(tmp_path) as server:
-            assert read_direct(server.device, 4 * UNIT, 4096) == bytes(4096)
+            assert read_direct(server.device, 4 * MAP_UNIT, 4096) == bytes(4096)
 
 
 @pytest.mark.parametrize("odd", [0, 1])
@@ -115,22 +115,22 @@ def test_paths_that_are_cut(
     """In mid-character: messages have 200 bytes of a path, statistics 511."""
     with serving(sparse_path) as server:
         missing = "/" + "x" * odd + "é" * 150
-        said = refusal(server, {"kind": "file", "path": missing, "unit": UNIT})
+        said = refusal(server, {"kind": "file", "path": missing, "unit": MAP_UNIT})
         assert "éééé" in said
         place = sparse_path
         for _ in range(6):
             place = place / ("y" * odd + "ü" * 120)
         place.mkdir(parents=True)
-        content = os.urandom(UNIT)
+        content = os.urandom(MAP_UNIT)
         (place / "file").write_bytes(content)
         path = str(place / "file")
         (added,) = server.map_add(
-            [{"kind": "file", "path": path, "unit": UNIT}], [Addition()]
+            [{"kind": "file", "path": path, "unit": MAP_UNIT}], [Addition()]
         )
-        assert read_direct(server.device, added.offset, UNIT) == content
+        assert read_direct(server.device, added.offset, MAP_UNIT) == content
         stats = server.stats()
         assert stats.lazy[0].fetcher.hosts
-        (place / "file").write_bytes(bytes(UNIT + 1))
+        (place / "file").write_bytes(bytes(MAP_UNIT + 1))
         server.stats()
 
 

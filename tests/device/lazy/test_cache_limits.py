@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cache_shell import cache_shell
+from support.shells import cache_shell
 
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.content import Addition

@@ -7,13 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.device_support import kill_server
+from support.devices import kill_server
 from support.needs import Need
-from support.origin import Origin
-from support.scripted_server import ScriptedServer, scripted_server
-from support.volume_support import NAME, Place
+from support.volumes import NAME, Place
 from support.waiting import wait_until
-from support.web_server import NGINX, web_server
+from support.web_servers import (
+    NGINX,
+    Origin,
+    ScriptedServer,
+    scripted_server,
+    web_server,
+)
 
 from btrfs_ublk.base.capabilities import FUSE
 from btrfs_ublk.content.completion import Completion

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from support.needs import Need
-from support.virtual_data import UNIT, VirtualData
+from support.shells import UNIT, VirtualData
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP
 from btrfs_ublk.base.process import run

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.map_support import UNIT, description
+from support.devices import MAP_UNIT, map_description
 from support.needs import Need
-from support.scripted_server import response, scripted_server
-from support.web_server import NGINX, WebServer, web_server
+from support.web_servers import NGINX, WebServer, response, scripted_server, web_server
 
 from btrfs_ublk.base.capabilities import FUSE
 from btrfs_ublk.content import Addition
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.fuse
 def web(tmp_path_factory: pytest.TempPathFactory, need: Need) -> Iterator[WebServer]:
     need(NGINX)
     with web_server(tmp_path_factory.mktemp("web")) as server:
-        (server.root / "files/object").write_bytes(bytes(UNIT))
+        (server.root / "files/object").write_bytes(bytes(MAP_UNIT))
         (server.root / "files/empty").touch()
         yield server
 
@@ -40,13 +39,13 @@ def server(
 ) -> Iterator[BlockServer]:
     need(FUSE)
     directory = tmp_path_factory.mktemp("device")
-    with BlockServer(description(directory), front_end="fuse", queues=1) as server:
+    with BlockServer(map_description(directory), front_end="fuse", queues=1) as server:
         yield server
 
 
 def refusal(server: BlockServer, **source: Any) -> tuple[str, str]:
     with pytest.raises((Refused, UsageError)) as refused:
-        server.map_add([{"unit": UNIT, **source}], [Addition()])
+        server.map_add([{"unit": MAP_UNIT, **source}], [Addition()])
     return refused.value.message, refused.value.hint or ""
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 from support.needs import Serve
-from support.stopping import freeze
-from support.virtual_data import BLOCK, UNIT, VirtualData
+from support.processes import freeze
+from support.shells import BLOCK, UNIT, VirtualData
 from support.waiting import wait_until
 
 from btrfs_ublk.base.readers import read_direct

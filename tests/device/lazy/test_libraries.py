@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support import helpers
+from support import needs
 
 from btrfs_ublk.base.helpers import (
     SERVER,
@@ -13,7 +13,7 @@ from btrfs_ublk.errors import CapabilityError
 from btrfs_ublk.server import BlockServer, Description, PatternSegment
 from btrfs_ublk.units import MIB
 
-of_another_machine = helpers.of_another_machine  # a fixture
+of_another_machine = needs.of_another_machine  # a fixture
 
 
 @pytest.mark.usefixtures("of_another_machine")

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.device_support import kill_server
+from support.devices import kill_server
 from support.needs import Need
-from support.scripted_server import ScriptedServer, response, scripted_server
-from support.volume_support import NAME, Place
+from support.volumes import NAME, Place
+from support.web_servers import ScriptedServer, response, scripted_server
 
 from btrfs_ublk.base.capabilities import FUSE
 from btrfs_ublk.device import show_device

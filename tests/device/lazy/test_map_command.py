@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.device_support import description_file, device_command, map_command
+from support.devices import description_file, device_command, map_command
 from support.needs import Need
 
 from btrfs_ublk.base.capabilities import FUSE, ROOT

@@ -15,10 +15,10 @@ from select import select
 from typing import Any
 
 import pytest
-from support.map_support import MEMSET, UNIT, description
+from support.devices import MAP_UNIT, MEMSET, map_description
 from support.needs import Need, inapplicable
-from support.scripted_server import response, scripted_server
-from support.server_process import ServerProcess, assert_answers
+from support.processes import ServerProcess, assert_answers
+from support.web_servers import response, scripted_server
 
 from btrfs_ublk.base.capabilities import FUSE, ROOT
 from btrfs_ublk.base.readers import read_direct
@@ -37,7 +37,7 @@ CONTROL_SHORT_BYTES = 4096
 def server(need: Need, tmp_path: Path) -> Iterator[ServerProcess]:
     need(ROOT, FUSE)
     with ServerProcess(
-        description(tmp_path, cached=False), "--queues", "1", front_end="fuse"
+        map_description(tmp_path, cached=False), "--queues", "1", front_end="fuse"
     ) as it:
         it.wait_ready()
         yield it
@@ -51,8 +51,8 @@ def test_a_slow_request_keeps_nobody_waiting(
     lines = [
         json.dumps({"request": "map-add", "sources": [source], "mappings": []})
         for source in (
-            {"kind": "http", "url": "http://127.0.0.1:9/", "unit": UNIT},
-            {"kind": "file", "path": str(fifo), "unit": UNIT},
+            {"kind": "http", "url": "http://127.0.0.1:9/", "unit": MAP_UNIT},
+            {"kind": "file", "path": str(fifo), "unit": MAP_UNIT},
         )
     ]
     with ExitStack() as stack:
@@ -290,7 +290,7 @@ def test_what_was_acknowledged_survives_a_kill(need: Need, tmp_path: Path) -> No
     acknowledged: list[int] = []
     for turn in range(4):
         with ServerProcess(
-            description(tmp_path, cached=False), "--queues", "1", front_end="fuse"
+            map_description(tmp_path, cached=False), "--queues", "1", front_end="fuse"
         ) as server:
             server.wait_ready()
             killing = threading.Timer(0.15, server.process.kill)
@@ -310,7 +310,7 @@ def test_what_was_acknowledged_survives_a_kill(need: Need, tmp_path: Path) -> No
                     pass
             server.process.wait(60)
     with ServerProcess(
-        description(tmp_path, cached=False), "--queues", "1", front_end="fuse"
+        map_description(tmp_path, cached=False), "--queues", "1", front_end="fuse"
     ) as server:
         server.wait_ready()
         with server.connect() as client:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.map_support import MEMSET, PATTERN, SIZE, UNIT, description
+from support.devices import MAP_BYTES, MAP_PATTERN, MAP_UNIT, MEMSET, map_description
 from support.needs import Need
-from support.store_shell import root_of, units_of
+from support.shells import root_of, units_of
 
 from btrfs_ublk.base.capabilities import FUSE, ROOT
 from btrfs_ublk.base.readers import read_direct
@@ -33,7 +33,7 @@ def run(need: Need, tmp_path: Path) -> Iterator[Run]:
 
         def enter(**options: Any) -> BlockServer:
             server = BlockServer(
-                description(tmp_path, **options), front_end="fuse", queues=1
+                map_description(tmp_path, **options), front_end="fuse", queues=1
             )
             return stack.enter_context(server)
 
@@ -52,7 +52,7 @@ def test_what_is_added_can_be_read_at_once(run: Run, data: Path) -> None:
     with pytest.raises(OSError):
         read_direct(server.device, 0, 4096)
     length = -(-data.stat().st_size // 4096) * 4096
-    source = {"kind": "file", "path": str(data), "unit": UNIT}
+    source = {"kind": "file", "path": str(data), "unit": MAP_UNIT}
     added = server.map_add([source], [Addition(length=length)])
     assert added == [Added(0, False, length)]
     expected = data.read_bytes().ljust(length, b"\0")
@@ -72,7 +72,7 @@ def test_what_is_added_can_be_read_at_once(run: Run, data: Path) -> None:
 def test_the_rest_of_a_source(run: Run, data: Path) -> None:
     server = run()
     size = data.stat().st_size
-    source = {"kind": "file", "path": str(data), "unit": UNIT}
+    source = {"kind": "file", "path": str(data), "unit": MAP_UNIT}
     blocks = -(-size // 4096) * 4096
     whole, tail = server.map_add(
         [source], [Addition(), Addition(source_offset=blocks - 8192)]
@@ -99,8 +99,8 @@ def test_batches_of_any_size(run: Run) -> None:
             for number in range(count)
         ]
         expected = [Added(base + 8192 * number, False, 4096) for number in range(count)]
-        assert server.map_add([MEMSET, PATTERN], additions) == expected
-        again = server.map_add([MEMSET, PATTERN], additions)
+        assert server.map_add([MEMSET, MAP_PATTERN], additions) == expected
+        again = server.map_add([MEMSET, MAP_PATTERN], additions)
         assert all(added.existed for added in again)
     listed = list(server.map().list())
     assert len(listed) == 5010 and len({mapping.offset for mapping in listed}) == 5010
@@ -125,32 +125,32 @@ def test_room(run: Run) -> None:
     added = server.map_add([MEMSET], additions, room=room)
     assert [one.offset for one in added] == [MIB + 128 * KIB * x for x in range(8)]
     with pytest.raises(Refused, match="are free from 1048576 to 2097152") as caught:
-        server.map_add([PATTERN], [Addition(length=4096)], room=room)
+        server.map_add([MAP_PATTERN], [Addition(length=4096)], room=room)
     assert caught.value.errno == "ENOSPC"
     # By default: what the device shows.
-    with pytest.raises(Refused, match=f"from 0 to {SIZE}"):
-        server.map_add([PATTERN | {"size": 2 * GIB}], [Addition(length=2 * GIB)])
+    with pytest.raises(Refused, match=f"from 0 to {MAP_BYTES}"):
+        server.map_add([MAP_PATTERN | {"size": 2 * GIB}], [Addition(length=2 * GIB)])
     # And never anything else: nobody could read it.
-    with pytest.raises(Refused, match=f"are free from {2 * SIZE} to {SIZE}"):
+    with pytest.raises(Refused, match=f"are free from {2 * MAP_BYTES} to {MAP_BYTES}"):
         server.map_add(
-            [PATTERN],
+            [MAP_PATTERN],
             [Addition(length=4096)],
-            room=Room(start=2 * SIZE, end=3 * SIZE),
+            room=Room(start=2 * MAP_BYTES, end=3 * MAP_BYTES),
         )
 
 
 def test_nothing_is_mapped_where_no_device_shows_it(run: Run) -> None:
     """It could not be read, and what is mapped stays so."""
     server = run(cached=False)
-    message = f"could never be read: the device shows offsets 0 to {SIZE}"
-    for offset in (SIZE - 4096, SIZE, 70 * TIB):
+    message = f"could never be read: the device shows offsets 0 to {MAP_BYTES}"
+    for offset in (MAP_BYTES - 4096, MAP_BYTES, 70 * TIB):
         # In the line, and in a file.
         for count in (1, 2000):
             good = [Addition(offset=8192 * x, length=4096) for x in range(count - 1)]
             with pytest.raises(UsageError, match=f"8192 bytes at {offset} {message}"):
                 server.map_add([MEMSET], [*good, Addition(offset=offset, length=8192)])
     assert server.map().stats()["mappings"] == 0
-    assert server.map_add([MEMSET], [Addition(offset=SIZE - 4096, length=4096)])
+    assert server.map_add([MEMSET], [Addition(offset=MAP_BYTES - 4096, length=4096)])
 
 
 @pytest.mark.parametrize(
@@ -193,17 +193,17 @@ def test_what_makes_no_sense(
 
 def test_digests_from_a_file(run: Run, data: Path, tmp_path: Path) -> None:
     server = run()
-    digests = digest_file(data, unit_bytes=UNIT)
-    assert digests.units == b"".join(units_of(data.read_bytes(), UNIT))
+    digests = digest_file(data, unit_bytes=MAP_UNIT)
+    assert digests.units == b"".join(units_of(data.read_bytes(), MAP_UNIT))
     size = data.stat().st_size
     assert digests.root == root_of(
-        units_of(data.read_bytes(), UNIT), size_bytes=size, unit_bytes=UNIT
+        units_of(data.read_bytes(), MAP_UNIT), size_bytes=size, unit_bytes=MAP_UNIT
     )
     digests.write(tmp_path / "digests")
     source = {
         "kind": "file",
         "path": str(data),
-        "unit": UNIT,
+        "unit": MAP_UNIT,
         "digests": {"path": str(tmp_path / "digests")},
     }
     addition = Addition(offset=0, length=5 * MIB)
@@ -217,14 +217,14 @@ def test_digests_from_a_file(run: Run, data: Path, tmp_path: Path) -> None:
     # One byte that is not as it was is not delivered, and its neighbours are.
     with data.open("r+b") as file:
         before = data.stat()
-        file.seek(3 * UNIT + 100)
+        file.seek(3 * MAP_UNIT + 100)
         file.write(b"\0\0\0\0\0\0\0\0")
         file.flush()
     os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(OSError):
-        read_direct(server.device, 3 * UNIT, 4096)
+        read_direct(server.device, 3 * MAP_UNIT, 4096)
     assert (
-        hashlib.sha256(read_direct(server.device, 0, UNIT)).digest()
+        hashlib.sha256(read_direct(server.device, 0, MAP_UNIT)).digest()
         == digests.units[:32]
     )
     assert list(server.map().verify()) == []
@@ -233,7 +233,7 @@ def test_digests_from_a_file(run: Run, data: Path, tmp_path: Path) -> None:
 def test_drain_and_show(run: Run, data: Path) -> None:
     server = run()
     size = data.stat().st_size
-    source = {"kind": "file", "path": str(data), "unit": UNIT}
+    source = {"kind": "file", "path": str(data), "unit": MAP_UNIT}
     length = -(-size // 4096) * 4096
     server.map_add(
         [source, MEMSET], [Addition(length=length), Addition(length=MIB, source=1)]
@@ -242,13 +242,13 @@ def test_drain_and_show(run: Run, data: Path) -> None:
     drained = server.map().drain(progress=lambda at, _: places.append(at))
     assert (drained.fetched_bytes, drained.cached_bytes) == (size, 0)
     assert drained.failed_units == 0
-    units = -(-size // UNIT)
+    units = -(-size // MAP_UNIT)
     shown = server.map().show(source=1)["source"]
     assert (shown["units"], shown["pinned_units"], shown["cached_units"]) == (
         units,
     ) * 3
-    again = server.map().drain(start=UNIT, end=3 * UNIT)
-    assert (again.fetched_bytes, again.cached_bytes) == (0, 2 * UNIT)
+    again = server.map().drain(start=MAP_UNIT, end=3 * MAP_UNIT)
+    assert (again.fetched_bytes, again.cached_bytes) == (0, 2 * MAP_UNIT)
     # With its source gone, all of it is still there, for this server and the next.
     expected = data.read_bytes().ljust(length, b"\0")
     data.unlink()
@@ -261,9 +261,9 @@ def test_drain_and_show(run: Run, data: Path) -> None:
 
 def test_drain_says_what_it_could_not_get(run: Run, data: Path) -> None:
     server = run()
-    source = {"kind": "file", "path": str(data), "unit": UNIT}
-    server.map_add([source], [Addition(offset=MIB, length=4 * UNIT)])
-    os.truncate(data, 2 * UNIT)
+    source = {"kind": "file", "path": str(data), "unit": MAP_UNIT}
+    server.map_add([source], [Addition(offset=MIB, length=4 * MAP_UNIT)])
+    os.truncate(data, 2 * MAP_UNIT)
     drained = server.map().drain()
     assert drained.failed_units == 4  # it is another file now
     assert drained.failed is not None and min(drained.failed)[0] == MIB

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.map_support import description
+from support.devices import map_description
 from support.needs import Need
-from support.registry_server import INDEX, REGISTRY, Registry, registry_server
-from support.volume_support import NAME, Place
+from support.registry import INDEX, REGISTRY, Registry, registry_server
+from support.volumes import NAME, Place
 
 from btrfs_ublk.base.capabilities import FUSE, ROOT
 from btrfs_ublk.base.readers import read_direct
@@ -51,7 +51,7 @@ def test_a_tag_is_resolved_when_it_is_added(registry: Registry, tmp_path: Path) 
     old, new = os.urandom(70_000), os.urandom(50_000)
     registry.push_image(REPOSITORY, "v1", old)
     told: list[tuple[str, str]] = []
-    with BlockServer(description(tmp_path), front_end="fuse", queues=1) as server:
+    with BlockServer(map_description(tmp_path), front_end="fuse", queues=1) as server:
         (source,) = server.map().resolve(
             [by_tag(registry, "v1")], resolved=lambda *image: told.append(image)
         )
@@ -72,7 +72,7 @@ def test_what_is_not_one_blob(registry: Registry, tmp_path: Path) -> None:
     layers = [os.urandom(1000 * (1 + number)) for number in range(12)]
     registry.push_image(REPOSITORY, "many", *layers)
     registry.push_image(REPOSITORY, "empty")
-    with BlockServer(description(tmp_path), front_end="fuse", queues=1) as server:
+    with BlockServer(map_description(tmp_path), front_end="fuse", queues=1) as server:
 
         def refused(tag: str, **keys: object) -> str:
             with pytest.raises(BtrfsUblkError) as caught:
@@ -117,7 +117,7 @@ def test_an_index_has_one_for_this_machine(registry: Registry, tmp_path: Path) -
 
     index("all", s390x=os.urandom(100), **{ours: data})
     index("others", s390x=os.urandom(100), mips=os.urandom(100))
-    with BlockServer(description(tmp_path), front_end="fuse", queues=1) as server:
+    with BlockServer(map_description(tmp_path), front_end="fuse", queues=1) as server:
         (added,) = server.map_add([by_tag(registry, "all")], [Addition()])
         assert read_direct(server.device, added.offset, 4096) == data
         with pytest.raises(UsageError, match=f"no image for linux/{ours}") as caught:

@@ -17,12 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.device_support import description_file, device_command
+from support.devices import description_file, device_command
 from support.needs import Need, Serve
-from support.origin import DATA, SIZE, UNIT, UNITS, Origin, source_of
 from support.sanitized_build import SANITIZER_ENVIRONMENT
-from support.scripted_server import ScriptedServer, scripted_server
 from support.waiting import wait_until
+from support.web_servers import (
+    ORIGIN_BYTES,
+    ORIGIN_DATA,
+    ORIGIN_UNIT,
+    ORIGIN_UNITS,
+    Origin,
+    ScriptedServer,
+    origin_source,
+    scripted_server,
+)
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP
 from btrfs_ublk.base.readers import read_direct
@@ -63,12 +71,12 @@ def web(origin: Origin) -> Iterator[ScriptedServer]:
 def describe(directory: Path, *, cached: bool = True) -> Description:
     segment = LazySegment(
         offset=0,
-        length=SIZE,
+        length=ORIGIN_BYTES,
         map=str(directory / "it.map"),
         cache=str(directory / "cache") if cached else None,
         deadline_s=20,
     )
-    return Description(SIZE, [segment])
+    return Description(ORIGIN_BYTES, [segment])
 
 
 def until_over(client: MapClient, begun: Prefetch) -> Prefetch:
@@ -93,14 +101,14 @@ def test_records_and_replays(
 ) -> None:
     """By each front end; then the source is gone, and nobody misses it."""
     draw = random.Random(1)
-    order = draw.sample(range(UNITS), 24)
+    order = draw.sample(range(ORIGIN_UNITS), 24)
     directories = [sparse_path / name for name in ("one", "other")]
     for directory in directories:
         directory.mkdir()
     with serve(describe(directories[0])) as server:
-        server.map_add([source_of(web.url())], [Addition(offset=0)])
+        server.map_add([origin_source(web.url())], [Addition(offset=0)])
         client = server.map()
-        for keys in ({}, {"unit": UNIT}):  # clients of 0.1.0, and of others
+        for keys in ({}, {"unit": ORIGIN_UNIT}):  # clients of 0.1.0, and of others
             with pytest.raises(UsageError, match="blocks of 4096 bytes, which") as old:
                 client._request("trace-start", **keys)
             assert "version of the server" in str(old.value.hint)
@@ -110,26 +118,26 @@ def test_records_and_replays(
             with pytest.raises(Refused, match="another recording"):
                 client.trace_start()
             for unit in [*order, *order[:5]]:
-                wanted = DATA[unit * UNIT :][:4096]
-                assert read_direct(server.device, unit * UNIT, 4096) == wanted
+                wanted = ORIGIN_DATA[unit * ORIGIN_UNIT :][:4096]
+                assert read_direct(server.device, unit * ORIGIN_UNIT, 4096) == wanted
             page = client.trace_read(number, 0, stop=True)
             noted = [number * BLOCK for _, number, _ in page["reads"]]
-            assert noted == [unit * UNIT for unit in order]
+            assert noted == [unit * ORIGIN_UNIT for unit in order]
             times = [at_ms for _, _, at_ms in page["reads"]]
             assert times == sorted(times) and page["lost"] == 0
         with pytest.raises(Refused, match="is over"):
             client.trace_read(number, 0)
         number, _ = client.trace_start(limit=3)
         for unit in order[:8]:
-            read_direct(server.device, unit * UNIT, 4096)
+            read_direct(server.device, unit * ORIGIN_UNIT, 4096)
         page = client.trace_read(number, 0, stop=True)
         assert len(page["reads"]) == 3 and page["lost"] == 5
     origin.asked.clear()
     with serve(describe(directories[1])) as server:
-        server.map_add([source_of(web.url())], [Addition(offset=0)])
+        server.map_add([origin_source(web.url())], [Addition(offset=0)])
         client = server.map()
         (source,) = client.sources()
-        extents = [(source["id"], unit * UNIT, UNIT) for unit in order]
+        extents = [(source["id"], unit * ORIGIN_UNIT, ORIGIN_UNIT) for unit in order]
         begun = client.prefetch(extents, at_once=1, follow=True)
         ended = until_over(client, begun)
         assert ended.is_complete and ended.percent == 100
@@ -139,12 +147,12 @@ def test_records_and_replays(
         # Once more: all is there. Then the rest of it.
         ended = until_over(client, client.prefetch(extents))
         assert (ended.cached_units, ended.fetched_units) == (24, 0)
-        ended = until_over(client, client.prefetch(start=0, end=SIZE))
+        ended = until_over(client, client.prefetch(start=0, end=ORIGIN_BYTES))
         assert (ended.cached_units, ended.fetched_units) == (24, 40)
-        assert set(origin.asked) == set(range(UNITS))
-    origin.bad = set(range(UNITS))
+        assert set(origin.asked) == set(range(ORIGIN_UNITS))
+    origin.bad = set(range(ORIGIN_UNITS))
     with serve(describe(directories[1])) as server:
-        assert read_direct(server.device, 0, SIZE) == DATA
+        assert read_direct(server.device, 0, ORIGIN_BYTES) == ORIGIN_DATA
 
 
 @pytest.fixture
@@ -153,7 +161,7 @@ def server(
 ) -> Iterator[BlockServer]:
     need(FUSE, LOOP)
     with BlockServer(describe(sparse_path), front_end="fuse") as made:
-        made.map_add([source_of(web.url())], [Addition(offset=0)])
+        made.map_add([origin_source(web.url())], [Addition(offset=0)])
         yield made
 
 
@@ -162,11 +170,11 @@ def test_readers_come_first(server: BlockServer, origin: Origin) -> None:
     """Sixteen units are fetched ahead at a time; none of them is answered before."""
     client = server.map()
     origin.held_units = 48
-    begun = client.prefetch(start=0, end=48 * UNIT, at_once=16)
+    begun = client.prefetch(start=0, end=48 * ORIGIN_UNIT, at_once=16)
     wait_until(lambda: len(origin.asked) == 16)
     for unit in (57, 55, 53):
-        wanted = DATA[unit * UNIT :][:4096]
-        assert read_direct(server.device, unit * UNIT, 4096) == wanted
+        wanted = ORIGIN_DATA[unit * ORIGIN_UNIT :][:4096]
+        assert read_direct(server.device, unit * ORIGIN_UNIT, 4096) == wanted
     now = client.prefetch_status()
     assert now is not None and now.id == begun.id and now.is_running, now
     # Nor did a reader wait until one of them was given up.
@@ -182,7 +190,7 @@ def test_keeps_to_its_rate(server: BlockServer) -> None:
     with pytest.raises(Refused, match="running already"):
         client.prefetch()
     ended = until_over(client, begun)
-    assert ended.fetched_bytes == SIZE and ended.bytes_per_s == 2 * MIB
+    assert ended.fetched_bytes == ORIGIN_BYTES and ended.bytes_per_s == 2 * MIB
     assert ended.seconds > 1.8
 
 
@@ -203,7 +211,7 @@ def test_goes_on_after_failures(server: BlockServer, origin: Origin) -> None:
 def test_drops_what_is_not_begun(server: BlockServer, origin: Origin) -> None:
     client = server.map()
     assert client.prefetch_status() is None and client.prefetch_cancel() is None
-    origin.held_units = UNITS
+    origin.held_units = ORIGIN_UNITS
     begun = client.prefetch(at_once=4)
     wait_until(lambda: len(origin.asked) >= 4)
     ended = client.prefetch_cancel()
@@ -216,7 +224,7 @@ def test_drops_what_is_not_begun(server: BlockServer, origin: Origin) -> None:
         with pytest.raises(UsageError):
             client.prefetch(**keys)  # type: ignore[arg-type]
     with pytest.raises(Refused, match="no source 9"):
-        client.prefetch([(9, 0, UNIT)])
+        client.prefetch([(9, 0, ORIGIN_UNIT)])
     assert until_over(client, client.prefetch()).is_complete
 
 
@@ -225,7 +233,7 @@ def test_needs_a_cache(need: Need, sparse_path: Path, web: ScriptedServer) -> No
     need(FUSE, LOOP)
     uncached = describe(sparse_path, cached=False)
     with BlockServer(uncached, front_end="fuse") as server:
-        server.map_add([source_of(web.url())], [Addition(offset=0)])
+        server.map_add([origin_source(web.url())], [Addition(offset=0)])
         with pytest.raises(Refused, match="no cache to prefetch into"):
             server.map().prefetch()
 
@@ -268,7 +276,7 @@ def device(
     try:
         source = sparse_path / "source.json"
         # As signed URLs are; and its secret is nobody else's.
-        source.write_text(json.dumps(source_of(web.url("object?signature=s3cret"))))
+        source.write_text(json.dumps(origin_source(web.url("object?signature=s3cret"))))
         done = run("map", "add", NAME, "--source", source)
         assert done.returncode == 0, done.stderr
         yield block_device
@@ -290,8 +298,11 @@ def test_what_has_no_room_is_not_fetched(
         if how == "drain":
             drained = client.drain()
             assert not drained.failed_units and drained.holds_bytes < 40 * MIB
-            cached = drained.cached_bytes // UNIT
-            fetched, left_out = drained.fetched_bytes // UNIT, drained.uncached_units
+            cached = drained.cached_bytes // ORIGIN_UNIT
+            fetched, left_out = (
+                drained.fetched_bytes // ORIGIN_UNIT,
+                drained.uncached_units,
+            )
         else:
             ended = until_over(client, client.prefetch())
             cached, fetched = ended.cached_units, ended.fetched_units
@@ -301,17 +312,17 @@ def test_what_has_no_room_is_not_fetched(
         return cached, fetched, left_out
 
     # A 64th part is kept free.
-    cache.limit(max_bytes=17 * UNIT, reserve_bytes=None)
+    cache.limit(max_bytes=17 * ORIGIN_UNIT, reserve_bytes=None)
     assert fetch() == (0, 16, 48)
     assert sorted(origin.asked) == list(range(16))
     assert fetch() == (16, 0, 48)
     assert client.stats()["cache"]["evicted_units"] == 0
-    cache.limit(max_bytes=33 * UNIT, reserve_bytes=None)
+    cache.limit(max_bytes=33 * ORIGIN_UNIT, reserve_bytes=None)
     assert fetch() == (16, 16, 32)
     disk = os.statvfs(sparse_path)
     cache.limit(max_bytes=0, reserve_bytes=disk.f_blocks * disk.f_frsize)
     assert fetch() == (32, 0, 32)
-    cache.limit(max_bytes=66 * UNIT, reserve_bytes=0)
+    cache.limit(max_bytes=66 * ORIGIN_UNIT, reserve_bytes=0)
     assert fetch() == (32, 32, 0)
     assert client.stats()["cache"]["evicted_units"] == 0
 
@@ -321,12 +332,12 @@ def test_a_drain_keeps_to_the_room_that_its_first_answer_found(
     server: BlockServer, sparse_path: Path, origin: Origin
 ) -> None:
     """A request ends after a second: the next one evicts nothing of what it fetched."""
-    Cache(sparse_path / "cache").limit(max_bytes=49 * UNIT, reserve_bytes=None)
+    Cache(sparse_path / "cache").limit(max_bytes=49 * ORIGIN_UNIT, reserve_bytes=None)
     origin.delay_s = 1.1
     places: list[int] = []
     drained = server.map().drain(progress=lambda at, _: places.append(at))
     assert places
-    assert drained.fetched_bytes == 48 * UNIT and drained.uncached_units == 16
+    assert drained.fetched_bytes == 48 * ORIGIN_UNIT and drained.uncached_units == 16
     assert sorted(origin.asked) == list(range(48))
     assert server.map().stats()["cache"]["evicted_units"] == 0
 
@@ -337,32 +348,34 @@ def test_others_make_room_unless_they_are_pinned(
 ) -> None:
     need(FUSE, LOOP)
     other = sparse_path / "other"
-    other.write_bytes(random.Random(5).randbytes(SIZE))
+    other.write_bytes(random.Random(5).randbytes(ORIGIN_BYTES))
     described = describe(sparse_path)
-    segment = replace(described.segments[0], length=2 * SIZE)
+    segment = replace(described.segments[0], length=2 * ORIGIN_BYTES)
     cache = Cache(sparse_path / "cache")
-    with BlockServer(Description(2 * SIZE, [segment]), front_end="fuse") as server:
+    with BlockServer(
+        Description(2 * ORIGIN_BYTES, [segment]), front_end="fuse"
+    ) as server:
         client = server.map()
         server.map_add(
             [
-                source_of(web.url()),
-                {"kind": "file", "path": str(other), "unit": UNIT},
+                origin_source(web.url()),
+                {"kind": "file", "path": str(other), "unit": ORIGIN_UNIT},
             ],
-            [Addition(offset=0), Addition(offset=SIZE, source=1)],
+            [Addition(offset=0), Addition(offset=ORIGIN_BYTES, source=1)],
         )
-        cache.limit(max_bytes=66 * UNIT, reserve_bytes=None)
-        assert client.drain(start=SIZE).uncached_units == 0
+        cache.limit(max_bytes=66 * ORIGIN_UNIT, reserve_bytes=None)
+        assert client.drain(start=ORIGIN_BYTES).uncached_units == 0
         (old,) = cache.status().contents
-        assert client.drain(start=0, end=32 * UNIT).uncached_units == 0
-        ended = until_over(client, client.prefetch(start=0, end=32 * UNIT))
+        assert client.drain(start=0, end=32 * ORIGIN_UNIT).uncached_units == 0
+        ended = until_over(client, client.prefetch(start=0, end=32 * ORIGIN_UNIT))
         assert (ended.cached_units, ended.fetched_units) == (32, 0)
 
         cache.pin(old.key)
         (old,) = [x for x in cache.status().contents if x.key == old.key]
         assert 0 < old.cached_units <= 33
-        drained = client.drain(start=0, end=SIZE)
-        assert drained.cached_bytes == 32 * UNIT
-        assert drained.fetched_bytes <= UNIT and drained.uncached_units >= 31
+        drained = client.drain(start=0, end=ORIGIN_BYTES)
+        assert drained.cached_bytes == 32 * ORIGIN_UNIT
+        assert drained.fetched_bytes <= ORIGIN_UNIT and drained.uncached_units >= 31
         (still,) = [x for x in cache.status().contents if x.key == old.key]
         assert still.cached_units == old.cached_units
         assert client.stats()["cache"]["no_room"] == 0
@@ -386,12 +399,12 @@ def test_commands_say_how_much_the_cache_can_hold(
 def test_commands(device: Path, sparse_path: Path, origin: Origin) -> None:
     trace = sparse_path / "trace"
     order = [9, 2, 3, 4, 30]
-    blocks = UNIT // BLOCK
+    blocks = ORIGIN_UNIT // BLOCK
     with begun("trace", "record", NAME, "-o", trace, "--json") as recorder:
         assert recorder.stderr is not None
         assert recorder.stderr.readline() == "recording\n"
         for unit in order:
-            read_direct(device, unit * UNIT, UNIT)
+            read_direct(device, unit * ORIGIN_UNIT, ORIGIN_UNIT)
         recorder.send_signal(signal.SIGINT)
         said = recorder.communicate(timeout=TIMEOUT_S)[0]
     assert recorder.returncode == 0 and json.loads(said) == {
@@ -452,7 +465,7 @@ URL = "https://one@example.org:8443/image?token=s3cret#x"
 
 def description(**keys: Any) -> dict[str, Any]:
     mirror = {"kind": "http", "url": URL, "bearer_token_file": "/secret"}
-    return {"size": 5 * UNIT, "unit": UNIT, "mirrors": [mirror]} | keys
+    return {"size": 5 * ORIGIN_UNIT, "unit": ORIGIN_UNIT, "mirrors": [mirror]} | keys
 
 
 def write(path: Path, source: TraceSource) -> None:
@@ -476,7 +489,7 @@ def test_traces_name_what_was_read(tmp_path: Path) -> None:
     by_mirror = TraceSource.describe(description(mirrors=mirrors))
     by_root = TraceSource.describe(description(root="ab", mirrors=[]))
     changed = TraceSource.describe(description(root="cd"))
-    wanted = [(2, 3 * UNIT, 2 * UNIT), (2, UNIT, 2 * UNIT)]
+    wanted = [(2, 3 * ORIGIN_UNIT, 2 * ORIGIN_UNIT), (2, ORIGIN_UNIT, 2 * ORIGIN_UNIT)]
     assert trace.extents([(1, changed), (2, by_mirror)]) == (wanted, {})
     assert trace.extents([(1, by_mirror), (2, by_root)]) == (wanted, {})
     assert trace.extents([(1, changed)]) == ([], {7: 4})
@@ -486,7 +499,7 @@ def test_units_come_once_where_a_trace_has_blocks(tmp_path: Path) -> None:
     """In the order of their first reads, and none behind the end of the source."""
     path = tmp_path / "trace"
     source = TraceSource.describe(description(root="ab", unit=BLOCK))
-    blocks = UNIT // BLOCK
+    blocks = ORIGIN_UNIT // BLOCK
     reads = [(7, 3 * blocks + 1, 0), (7, blocks, 1), (7, 3 * blocks, 2)]
     reads += [(7, 2 * blocks + at, 3) for at in (1, 2, 5)] + [(7, 99 * blocks, 4)]
     with path.open("w") as file:
@@ -494,7 +507,7 @@ def test_units_come_once_where_a_trace_has_blocks(tmp_path: Path) -> None:
         writer.add(reads, lambda _: source)
         writer.end(lost=0, seconds=1.5)
     mapped = TraceSource.describe(description(root="ab"))
-    wanted = [(2, 3 * UNIT, UNIT), (2, UNIT, 2 * UNIT)]
+    wanted = [(2, 3 * ORIGIN_UNIT, ORIGIN_UNIT), (2, ORIGIN_UNIT, 2 * ORIGIN_UNIT)]
     assert Trace.load(path).extents([(2, mapped)]) == (wanted, {})
 
 

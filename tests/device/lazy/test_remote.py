@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.device_support import description_file, device_command, map_command
+from support.devices import description_file, device_command, map_command
 from support.needs import Need
-from support.registry_server import PASSWORD, REGISTRY, USER, registry_server
+from support.registry import PASSWORD, REGISTRY, USER, registry_server
 from support.s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, WEED, s3_server
-from support.web_server import NGINX, web_server
+from support.web_servers import NGINX, web_server
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP
 from btrfs_ublk.base.readers import read_direct

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.device_support import kill_server
+from support.devices import kill_server
 from support.needs import Need
-from support.volume_support import NAME, Place
-from support.web_server import NGINX, web_server
+from support.volumes import NAME, Place
+from support.web_servers import NGINX, web_server
 
 from btrfs_ublk.base.capabilities import FUSE
 from btrfs_ublk.device import show_device

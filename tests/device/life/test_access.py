@@ -25,9 +25,9 @@ from support.attacker import (
     UID,
 )
 from support.needs import Need
-from support.server_process import REPLY_TIMEOUT_S
-from support.volume_support import NAME, Place
-from support.web_server import web_server
+from support.processes import REPLY_TIMEOUT_S
+from support.volumes import NAME, Place
+from support.web_servers import web_server
 
 from btrfs_ublk.base.capabilities import FUSE
 from btrfs_ublk.device import show_device

@@ -11,7 +11,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from support.device_support import device_command
+from support.devices import device_command
 from support.needs import Need
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP, ROOT, Helper

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.device_support import (
+from support.devices import (
     DESCRIPTION,
     TIMEOUT_S,
     check_content,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.device_support import (
+from support.devices import (
     DESCRIPTION,
     description_file,
     device_command,
@@ -26,7 +26,7 @@ from support.device_support import (
     wait_for,
 )
 from support.needs import Need
-from support.server_process import ControlClient
+from support.processes import ControlClient
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP
 from btrfs_ublk.base.helpers import SERVER, helper_path

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from support.needs import Serve, may_be_killed
-from support.stopping import freeze
+from support.processes import freeze
 
 from btrfs_ublk.base.gc import collect
 from btrfs_ublk.base.helpers import SERVER, helper_path

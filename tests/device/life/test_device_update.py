@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.device_support import (
+from support.devices import (
     DESCRIPTION,
     SIZE,
     TIMEOUT_S,

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.device_support import (
+from support.devices import (
     DESCRIPTION,
     PATTERN,
     SIZE,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.device_support import DESCRIPTION, kill_server
+from support.devices import DESCRIPTION, kill_server
 
 from btrfs_ublk.device import DeviceOptions, add_device, remove_device
 from btrfs_ublk.device.state import (

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.loops import detach
-from support.stopping import killed_at_event
+from support.devices import detach
+from support.processes import killed_at_event
 from support.system_state import SystemState
 from support.waiting import wait_until
 

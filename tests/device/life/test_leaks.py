@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 from support.children import stack
-from support.needs import Need
-from support.soak import share_of
+from support.needs import Need, share_of
 from support.system_state import SystemState
 
 import btrfs_ublk

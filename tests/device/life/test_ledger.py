@@ -7,10 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.ledgers import (
-    abandon,
-    enter,
-)
+from support.devices import abandon, enter
 
 
 @pytest.mark.device  # it looks into the loop devices that there are

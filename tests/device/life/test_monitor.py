@@ -26,12 +26,12 @@ import yaml
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
-from support.device_support import answer, description_file, device_command
+from support.devices import answer, description_file, device_command
 from support.paths import PROJECT
-from support.scripted_server import response, scripted_server
-from support.stopping import freeze
-from support.virtual_data import UNIT, VirtualData
+from support.processes import freeze
+from support.shells import UNIT, VirtualData
 from support.waiting import wait_until
+from support.web_servers import response, scripted_server
 
 from btrfs_ublk.base.process import ProcessIdentity, readable
 from btrfs_ublk.base.readers import read_direct

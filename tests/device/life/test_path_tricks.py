@@ -22,8 +22,8 @@ from support.attacker import (
     attacking,
     exchange,
 )
-from support.image_support import tagged_image
-from support.loops import new_btrfs
+from support.devices import new_btrfs
+from support.images import tagged_image
 from support.needs import Need
 
 from btrfs_ublk.base.capabilities import FUSE

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.children import volumes
-from support.needs import Need
-from support.soak import share_of
+from support.needs import Need, share_of
 from support.system_state import SystemState
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP

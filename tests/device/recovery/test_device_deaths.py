@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.device_support import (
+from support.devices import (
     DESCRIPTION,
     PATTERN,
     TIMEOUT_S,
@@ -34,8 +34,8 @@ from support.device_support import (
     reading,
     wait_for,
 )
+from support.faults import refusing
 from support.needs import Need, inapplicable, may_be_killed
-from support.refused_calls import refusing
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP
 from btrfs_ublk.base.helpers import SERVER, helper_path

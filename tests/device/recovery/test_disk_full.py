@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.loops import (
-    fill,
-)
+from support.devices import fill
 from support.needs import Need
-from support.virtual_data import BLOCK, UNIT, VirtualData
-from support.volume_support import NAME, Place
+from support.shells import BLOCK, UNIT, VirtualData
+from support.volumes import NAME, Place
 
 from btrfs_ublk.base.capabilities import FUSE
 from btrfs_ublk.base.readers import read_direct

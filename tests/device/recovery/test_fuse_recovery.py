@@ -28,8 +28,8 @@ from typing import Any
 import pytest
 from support.fuse_servers import HOW, TIMEOUT_S, Readers, Servers, attached
 from support.needs import Need
+from support.processes import freeze
 from support.sanitized_build import SANITIZER_ENVIRONMENT
-from support.stopping import freeze
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP
 from btrfs_ublk.base.helpers import HELPERS_VARIABLE

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.device_support import (
+from support.devices import (
     DESCRIPTION,
     TIMEOUT_S,
     check_content,
@@ -28,8 +28,7 @@ from support.device_support import (
     remove_all,
     wait_for,
 )
-from support.needs import may_be_killed
-from support.soak import rounds
+from support.needs import may_be_killed, rounds
 
 from btrfs_ublk.device import (
     Device,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.device_support import is_lossless, kill_server, reading
+from support.devices import is_lossless, kill_server, reading
 from support.needs import may_be_killed
-from support.virtual_data import UNIT, VirtualData
+from support.shells import UNIT, VirtualData
 
 from btrfs_ublk.device import (
     DeviceOptions,

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.image_support import sealed_image
+from support.disks import ANSWER, SYNC, lay_out, read_log, states
+from support.images import sealed_image
+from support.needs import share_of
 from support.paths import CHILDREN
-from support.power_loss import ANSWER, SYNC, lay_out, read_log, states
-from support.soak import share_of
 
 from btrfs_ublk.containers.store import Kind, SnapshotStore
 from btrfs_ublk.image.layout import Layout

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from support.needs import Need, inapplicable, may_be_killed
-from support.server_process import ServerProcess, kill_after
+from support.processes import ServerProcess, kill_after
 
 from btrfs_ublk.base.capabilities import UBLK
 from btrfs_ublk.base.helpers import SERVER, helper_path

@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.device_support import is_whole, kill_server, kill_those, wait_for
-from support.needs import Need
-from support.soak import rounds
-from support.volume_support import NAME, Place
+from support.devices import is_whole, kill_server, kill_those, wait_for
+from support.needs import Need, rounds
+from support.volumes import NAME, Place
 
 from btrfs_ublk.base.capabilities import FUSE, UBLK
 from btrfs_ublk.base.process import run

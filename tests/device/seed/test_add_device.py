@@ -20,10 +20,9 @@ from pathlib import Path
 import psutil
 import pytest
 from support.children import sprouts
-from support.needs import Need, inapplicable
-from support.soak import share_of
+from support.needs import Need, inapplicable, share_of
 from support.system_state import SystemState
-from support.volume_support import NAME, Place
+from support.volumes import NAME, Place
 from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS, MKFS_BTRFS, Helper

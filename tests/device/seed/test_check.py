@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.mkseed_support import GIB, KIB, MIB, mkseed
 from support.needs import Need
+from support.seeds import GIB, KIB, MIB, mkseed
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS, MKFS_BTRFS
 from btrfs_ublk.errors import BtrfsUblkError

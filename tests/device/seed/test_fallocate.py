@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.failing import fail_at
-from support.mkseed_support import btrfs_check
+from support.faults import fail_at
 from support.needs import Need
+from support.seeds import btrfs_check
 from support.system_state import SystemState
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS, MKFS_BTRFS, UBLK, Helper

@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from support.mkseed_support import KIB, btrfs_check
 from support.sanitized_build import SANITIZER_ENVIRONMENT, sanitized_build
+from support.seeds import KIB, btrfs_check
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS
 from btrfs_ublk.kernel import loop_device, mounted

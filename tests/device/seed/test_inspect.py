@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.mkseed_support import GIB, MIB, mkfs
 from support.needs import Need
 from support.sanitized_build import SANITIZER_ENVIRONMENT
+from support.seeds import GIB, MIB, mkfs
 
 from btrfs_ublk.base.capabilities import MKFS_BTRFS
 from btrfs_ublk.base.helpers import HELPERS_VARIABLE

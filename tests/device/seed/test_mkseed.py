@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.mkseed_support import (
+from support.seeds import (
     BLOCK,
     CHUNK,
     EIB,

@@ -7,12 +7,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from support.mkseed_support import (
-    MIB,
-    assert_refused,
-    mkseed,
-    mkseed_raw,
-)
+from support.seeds import MIB, assert_refused, mkseed, mkseed_raw
 
 from btrfs_ublk.base.capabilities import Program
 from btrfs_ublk.kernel import loop_device, mounted

@@ -8,15 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.mkseed_support import (
-    GIB,
-    KIB,
-    MIB,
-    btrfs_check,
-    mkseed,
-    mkseed_raw,
-    sprout,
-)
+from support.seeds import GIB, KIB, MIB, btrfs_check, mkseed, mkseed_raw, sprout
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS
 from btrfs_ublk.kernel import clone_range

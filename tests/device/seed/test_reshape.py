@@ -11,21 +11,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support import btrfs_image as fmt
-from support.mkseed_support import btrfs_check
+from support import seeds as fmt
 from support.needs import Need
-from support.reshape_support import (
+from support.seeds import (
     BLOCK,
     DEVICE,
     FILENAME,
     GIB,
     INODE,
     NODE,
+    RESHAPED_BYTES,
     SEEDING,
-    SIZE,
     START,
     Reshape,
     allocate,
+    btrfs_check,
     copy_sparse,
     extent_types,
     make_btrfs,
@@ -96,8 +96,8 @@ class TestSeed:
     ) -> None:
         before, after = originals
         btrfs_check(after)
-        assert extent_types(before) == [2] * (SIZE // (256 << 20))
-        assert extent_types(after) == [1] * (SIZE // (256 << 20))
+        assert extent_types(before) == [2] * (RESHAPED_BYTES // (256 << 20))
+        assert extent_types(after) == [1] * (RESHAPED_BYTES // (256 << 20))
         leaves = {b.bytenr for b in tree_blocks(after).values() if b.owner == 5}
         flipped = 0
         for offset, (old, new) in difference(before, after).items():
@@ -122,9 +122,13 @@ class TestSeed:
         about = reshape.seed(image, "--dry-run")
         assert dict(fmt.data_bytes(image)) == before
         blocks = tree_blocks(image)
-        assert about["size"] == SIZE and about["inode"] == INODE
-        assert about["extents"] == about["flipped_extents"] == SIZE // (256 << 20)
-        assert (about["chunks"], about["chunk_bytes"]) == (1, SIZE)
+        assert about["size"] == RESHAPED_BYTES and about["inode"] == INODE
+        assert (
+            about["extents"]
+            == about["flipped_extents"]
+            == RESHAPED_BYTES // (256 << 20)
+        )
+        assert (about["chunks"], about["chunk_bytes"]) == (1, RESHAPED_BYTES)
         assert about["metadata_bytes"] == NODE * len(blocks)
         assert about["device_bytes"] == DEVICE
         assert about["local_bytes"] == 256 * GIB + 65536
@@ -138,7 +142,7 @@ class TestSeed:
     ) -> None:
         with mounted_image(image) as target:
             _subvolume(target)
-        assert reshape.seed(image)["flipped_extents"] == SIZE // (256 << 20)
+        assert reshape.seed(image)["flipped_extents"] == RESHAPED_BYTES // (256 << 20)
 
     def test_run_again_it_changes_nothing(
         self, originals: tuple[Path, Path], image: Path, reshape: Reshape
@@ -240,7 +244,7 @@ def _hole(target: Path) -> None:
 
 
 def _longer(target: Path) -> None:
-    os.truncate(target / FILENAME, SIZE + GIB)
+    os.truncate(target / FILENAME, RESHAPED_BYTES + GIB)
 
 
 #: What is done to the mounted image, and why it is refused then.
@@ -283,7 +287,7 @@ class TestRefusals:
         for inode in (0, 256, 10**9, 2**64 - 1):
             assert reshape.refused(image, inode=inode)
         # None of that is in the way of the virtual file.
-        assert reshape.seed(image)["flipped_extents"] == SIZE // (256 << 20)
+        assert reshape.seed(image)["flipped_extents"] == RESHAPED_BYTES // (256 << 20)
 
     def test_a_log_tree(self, image: Path, sparse_path: Path, reshape: Reshape) -> None:
         with mounted_image(image) as target:
@@ -440,7 +444,7 @@ class TestStretch:
         self, originals: None, sparse_path: Path, reshape: Reshape
     ) -> None:
         image = make_btrfs(sparse_path / "image", "-L", "label")
-        assert self.stretch(reshape, image, START, SIZE) == (0, "")
+        assert self.stretch(reshape, image, START, RESHAPED_BYTES) == (0, "")
         btrfs_check(image)
         with mounted_image(image) as target:
             assert os.statvfs(target).f_blocks * BLOCK == DEVICE
@@ -448,7 +452,7 @@ class TestStretch:
             allocate(target / "large", 100 * GIB)
         btrfs_check(image)
         # Now it is in use.
-        assert self.stretch(reshape, image, START + GIB, SIZE - GIB)[0] == 2
+        assert self.stretch(reshape, image, START + GIB, RESHAPED_BYTES - GIB)[0] == 2
 
     def test_what_cannot_be_is_refused(
         self, originals: None, sparse_path: Path, reshape: Reshape
@@ -456,9 +460,9 @@ class TestStretch:
         image = make_btrfs(sparse_path / "image")
         before = dict(fmt.data_bytes(image))
         for offset, length in (
-            (START, SIZE + BLOCK),
-            (START, SIZE + 65536),
-            (START + BLOCK, SIZE - GIB),
+            (START, RESHAPED_BYTES + BLOCK),
+            (START, RESHAPED_BYTES + 65536),
+            (START + BLOCK, RESHAPED_BYTES - GIB),
             (START, 0),
             (START, 1000),
             (0, GIB),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.failing import fail_at
+from support.faults import fail_at
 from support.needs import Need
 from support.system_state import SystemState
 

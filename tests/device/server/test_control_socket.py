@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 from support.needs import Need
-from support.server_process import (
+from support.processes import (
     END_TIMEOUT_S,
     READY_TIMEOUT_S,
     REPLY_TIMEOUT_S,

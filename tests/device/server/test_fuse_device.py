@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 from support.needs import Need
+from support.processes import freeze
 from support.sanitized_build import SANITIZER_ENVIRONMENT
-from support.stopping import freeze
 from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP

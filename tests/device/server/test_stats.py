@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.engine_shell import BLOCK
 from support.needs import Serve
-from support.stopping import freeze
+from support.processes import freeze
+from support.shells import BLOCK
 from support.waiting import wait_until
 
 from btrfs_ublk.base.readers import read_direct

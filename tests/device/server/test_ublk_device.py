@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.needs import Need
-from support.server_process import ServerProcess
+from support.processes import ServerProcess
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP, UBLK
 from btrfs_ublk.base.helpers import SERVER, helper_path

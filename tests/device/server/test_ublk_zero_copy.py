@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.device_support import kill_server, reading, remove_all
+from support.devices import kill_server, reading, remove_all
 from support.needs import Need, inapplicable, may_be_killed
 
 from btrfs_ublk.base.capabilities import UBLK

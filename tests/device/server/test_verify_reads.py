@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from support.needs import Need, inapplicable
+from support.processes import freeze
 from support.sanitized_build import SANITIZER_ENVIRONMENT
-from support.stopping import freeze
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP
 from btrfs_ublk.base.helpers import VERIFY_READS

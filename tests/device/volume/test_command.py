@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from support.needs import Need
-from support.volume_support import NAME, TIMEOUT_S, Place
-from support.web_server import NGINX, WebServer, web_server
+from support.volumes import NAME, TIMEOUT_S, Place
+from support.web_servers import NGINX, WebServer, web_server
 
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.content.cache import Cache

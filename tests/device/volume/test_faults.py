@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from support.paths import TESTS
 from support.system_state import SystemState
-from support.volume_support import NAME, TIMEOUT_S, Place
+from support.volumes import NAME, TIMEOUT_S, Place
 
 from btrfs_ublk.base.process import run
 from btrfs_ublk.content.cache import Cache
@@ -61,7 +61,7 @@ import os, signal, sys
 from importlib import import_module
 from pathlib import Path
 sys.path.insert(0, sys.argv[4])
-from support.volume_support import NAME, Place
+from support.volumes import NAME, Place
 from btrfs_ublk.volume import up_volume
 
 def die(*arguments, **options):

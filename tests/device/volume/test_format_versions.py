@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.needs import Need
 from support.paths import TESTS
-from support.virtual_data import pattern
+from support.shells import pattern
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
 from btrfs_ublk.volume import down_volume, up_volume

@@ -12,11 +12,11 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from support.device_support import kill_server, kill_supervisor
-from support.logged_disk import MAKE, mounted_disk
+from support.devices import kill_server, kill_supervisor
+from support.disks import MAKE, mounted_disk
 from support.needs import Need
-from support.scripted_server import response, scripted_server
-from support.volume_support import CONTENT_BYTES, NAME, Place
+from support.volumes import CONTENT_BYTES, NAME, Place
+from support.web_servers import response, scripted_server
 
 from btrfs_ublk.base.capabilities import FUSE, UBLK
 from btrfs_ublk.base.ledger import boot_id

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.attacker import UID, attacking, exchange, link_whatever_appears
 from support.needs import Need
-from support.volume_support import NAME, Place
+from support.volumes import NAME, Place
 
 from btrfs_ublk.base.capabilities import FUSE
 from btrfs_ublk.errors import BtrfsUblkError, UsageError

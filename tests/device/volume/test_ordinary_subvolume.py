@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.needs import Need
-from support.old_seed import OLD_VIRTUAL_BYTES, unpack_old_seed
+from support.seeds import OLD_VIRTUAL_BYTES, unpack_old_seed
 
 from btrfs_ublk.base.capabilities import BTRFS, BTRFS_PROGS, LOOP
 from btrfs_ublk.base.process import run

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.needs import Need
-from support.volume_support import NAME, Place
+from support.volumes import NAME, Place
 
 from btrfs_ublk.base.capabilities import FUSE, UBLK
 from btrfs_ublk.device import show_device

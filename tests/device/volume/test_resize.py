@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.volume_support import NAME, TIMEOUT_S, Place
+from support.volumes import NAME, TIMEOUT_S, Place
 
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.device.locks import registry_locked

@@ -13,14 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import adversarial_tree
-from support.image_forks import fetched_bytes
-from support.loops import new_btrfs
+from support.devices import new_btrfs
+from support.images import mkimage
 from support.needs import Need
 from support.sanitized_build import SANITIZER_ENVIRONMENT
-from support.sealed_support import mkimage
-from support.tree_description import describe, differences
-from support.volume_support import NAME, TIMEOUT_S, Place, image_place
+from support.trees import GRANTING_ACL, describe, differences, make
+from support.volumes import NAME, TIMEOUT_S, Place, fetched_bytes, image_place
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT
 from btrfs_ublk.base.helpers import MAKETREE
@@ -88,7 +86,7 @@ def is_untouched(place: Place) -> bool:
 
 @pytest.mark.fuse
 def test_a_tree_with_all_that_is_rare_comes_back_without_a_fetch(place: Place) -> None:
-    tree = adversarial_tree.make(place.root / "tree", links=300)
+    tree = make(place.root / "tree", links=300)
     image = built(place, tree)
     before = fetched_bytes(place)
     one, two = add(place, image, "some/where/one"), add(place, image)
@@ -143,7 +141,7 @@ def test_a_tree_inherits_nothing_from_where_it_is_put(place: Place) -> None:
     team.mkdir()
     os.chown(team, 5, 6)
     team.chmod(0o2770)
-    os.setxattr(team, "system.posix_acl_default", adversarial_tree.GRANTING_ACL)
+    os.setxattr(team, "system.posix_acl_default", GRANTING_ACL)
     tree = small_tree(place.root / "tree")
     (tree / "etc/secret").write_text("secret\n")
     (tree / "etc/secret").chmod(0o640)
@@ -348,7 +346,7 @@ def test_the_helper_by_itself(
 ) -> None:
     """Under sanitizers; and what a hostile image says of places is not believed."""
     need(ROOT, BTRFS, LOOP)
-    tree = adversarial_tree.make(sparse_path / "tree", links=100)
+    tree = make(sparse_path / "tree", links=100)
     made = sparse_path / "image"
     layer = {"kind": "directory", "path": tree}
     report = mkimage(made, layer, compression="none")

@@ -13,18 +13,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.containerd import (  # noqa: F401
+from support.containers import (  # noqa: F401
     BUSYBOX,
     TIMEOUT_S,
     Host,
+    configuration,
     host,
     is_containerd_2,
+    lazy_host,
+    state,
 )
-from support.lazy_containerd import configuration, lazy_host, state  # noqa: F401
 from support.lazy_images import Place, lazy_place
 from support.needs import Need, inapplicable
-from support.registry_server import REGISTRY
-from support.stopping import ending_with_us, stop
+from support.processes import ending_with_us, stop
+from support.registry import REGISTRY
 from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Program

@@ -8,18 +8,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support import containerd
-from support.containerd import (
-    IMAGE,
-    NAME,
-    TIMEOUT_S,
-    Host,
-)
-from support.stopping import stop
+from support import containers
+from support.containers import IMAGE, NAME, TIMEOUT_S, Host
+from support.processes import stop
 from support.waiting import wait_until
 
-host = containerd.host  # a fixture
-image = containerd.image  # a fixture
+host = containers.host  # a fixture
+image = containers.image  # a fixture
 
 pytestmark = pytest.mark.device
 

@@ -9,19 +9,17 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support import lazy_containerd
-from support.containerd import (  # noqa: F401
+from support import containers
+from support.containers import (  # noqa: F401
     BUSYBOX,
     NAME,
     TIMEOUT_S,
     Host,
-    host,
-    is_containerd_2,
-)
-from support.cri_client import connected
-from support.lazy_containerd import (
     asks_again,
     configuration,
+    connected,
+    host,
+    is_containerd_2,
     state,
 )
 from support.lazy_images import Place, some_layers
@@ -34,8 +32,8 @@ from btrfs_ublk.image.pull import NotSealedError, look_up
 from btrfs_ublk.image.reference import parse_reference
 from btrfs_ublk.volume import list_volumes
 
-place = lazy_containerd.place  # a fixture
-lazy_host = lazy_containerd.lazy_host  # a fixture
+place = containers.place  # a fixture
+lazy_host = containers.lazy_host  # a fixture
 
 pytestmark = pytest.mark.device
 

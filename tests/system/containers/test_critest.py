@@ -13,20 +13,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.containerd import (  # noqa: F401
+from support.containers import (  # noqa: F401
     BUSYBOX,
     NAME,
     TIMEOUT_S,
     Host,
+    configuration,
+    connected,
     host,
     is_containerd_2,
+    state,
 )
-from support.cri_client import connected
-from support.lazy_containerd import configuration, state
+from support.kubelet import WAIT, busybox_layer, mirror_everything, write_network
 from support.lazy_images import Place, lazy_place
 from support.needs import Need
-from support.node_support import WAIT, busybox_layer, mirror_everything, write_network
-from support.registry_server import REGISTRY
+from support.registry import REGISTRY
 from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Program

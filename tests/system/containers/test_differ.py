@@ -16,11 +16,9 @@ from typing import Any
 
 import grpc
 import pytest
-from support.containerd import Host, host  # noqa: F401
-from support.lazy_containerd import lazy_host, place, state  # noqa: F401
+from support.containers import Host, host, lazy_host, place, state  # noqa: F401
 from support.lazy_images import Place, some_layers
-from support.snapshotter_client import TIMEOUT_S, Client, connected
-from support.snapshotter_lazy import pull
+from support.snapshotter import TIMEOUT_S, Client, connected, pull
 
 from btrfs_ublk.containers import differ
 from btrfs_ublk.containers.messages import CLASSES

@@ -18,23 +18,23 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from support import kubelet_logins as logins
-from support.containerd import (  # noqa: F401
+from support import containers as runtimes
+from support import kubelet as logins
+from support.containers import (  # noqa: F401
     BUSYBOX,
     TIMEOUT_S,
     Host,
+    asks_again,
+    connected,
     host,
     is_containerd_2,
+    state,
 )
-from support.cri_client import connected
-from support.lazy_containerd import asks_again
-from support.lazy_containerd import configuration as containerd_configuration
-from support.lazy_containerd import state
+from support.kubelet import WAIT, busybox_layer, write_network
 from support.lazy_images import Place, some_layers
 from support.needs import Need
-from support.node_support import WAIT, busybox_layer, write_network
-from support.registry_server import PASSWORD
-from support.stopping import ending_with_us, stop
+from support.processes import ending_with_us, stop
+from support.registry import PASSWORD
 from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import Program
@@ -218,7 +218,7 @@ def test_static_pods_run_from_sealed_images(
         (own / "hosts.toml").write_text(f'[host."http://{registry.host}"]\n')
         providers = logins.configuration(place.path, registry.host)
         logins.answer(place.path, PASSWORD, pattern=registry.host, duration="1h")
-        host.configuration = containerd_configuration(pause.name)
+        host.configuration = runtimes.configuration(pause.name)
         host.options = ["--insecure", "--writable=256M", "--require-lazy=all"]
         host.options += ["--credential-provider-config", providers]
         host.options += ["--credential-provider-bin-dir", providers.parent]

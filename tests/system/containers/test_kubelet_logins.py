@@ -8,17 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from support import kubelet_logins as logins
-from support import registry_server as registries
-from support.kubelet_logins import (
-    answer,
-    configuration,
-)
+from support import kubelet as logins
+from support import registry as registries
+from support.devices import new_btrfs
+from support.kubelet import answer, configuration
 from support.lazy_images import Place, some_layers
-from support.loops import new_btrfs
-from support.registry_server import PASSWORD
-from support.snapshotter_client import connected
-from support.snapshotter_lazy import pull, state
+from support.registry import PASSWORD
+from support.snapshotter import connected, pull, state
 from support.waiting import wait_until
 
 from btrfs_ublk.containers import kubelet_logins

@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.image_support import tagged_image
-from support.needs import Need
+from support.containers import PODMAN, PRIVATE, place_for_state
+from support.images import tagged_image
+from support.needs import Need, moments
 from support.paths import PROJECT
-from support.podman_support import PODMAN, PRIVATE, place_for_state
-from support.registry_server import REGISTRY, registry_server
-from support.soak import moments
-from support.stopping import killed_at_event
+from support.processes import killed_at_event
+from support.registry import REGISTRY, registry_server
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
 from btrfs_ublk.base.gc import collect

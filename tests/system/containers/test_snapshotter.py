@@ -20,13 +20,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.loops import fill, new_btrfs
-from support.snapshotter_client import (
-    Client,
-    connected,
-    refused,
-)
-from support.stopping import ending_with_us, stop
+from support.devices import fill, new_btrfs
+from support.processes import ending_with_us, stop
+from support.snapshotter import Client, connected, refused
 from support.waiting import wait_until
 
 from btrfs_ublk import __version__

@@ -21,18 +21,12 @@ from typing import Any
 
 import grpc
 import pytest
-from support import snapshotter_lazy
+from support import snapshotter
+from support.devices import fill
 from support.lazy_images import BIG, Image, Place, elsewhere, some_layers
-from support.loops import fill
+from support.processes import ending_with_us, stop
 from support.signing import ec_key, sign
-from support.snapshotter_client import Client, connected
-from support.snapshotter_lazy import (
-    EXISTS,
-    ask_for,
-    pull,
-    state,
-)
-from support.stopping import ending_with_us, stop
+from support.snapshotter import EXISTS, Client, ask_for, connected, pull, state
 from support.waiting import wait_until
 
 from btrfs_ublk.base.private_dirs import VOLUMES_VARIABLE
@@ -54,8 +48,8 @@ from btrfs_ublk.units import MIB
 from btrfs_ublk.volume import down_volume, list_volumes, remove_volume
 from btrfs_ublk.volume.store import volume_directory, volumes_directory
 
-place = snapshotter_lazy.place  # a fixture
-root = snapshotter_lazy.root  # a fixture
+place = snapshotter.place  # a fixture
+root = snapshotter.root  # a fixture
 
 pytestmark = pytest.mark.device
 KILLS = 6

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.adversarial_tree import GRANTING_ACL
-from support.image_forks import base_tree, change
-from support.loops import new_btrfs
+from support.devices import new_btrfs
 from support.needs import Need
-from support.snapshotter_client import Client, connected, refused
-from support.tree_description import Tree, describe, differences
+from support.snapshotter import Client, connected, refused
+from support.trees import GRANTING_ACL, Tree, describe, differences
+from support.volumes import base_tree, change
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT
 from btrfs_ublk.base.process import run

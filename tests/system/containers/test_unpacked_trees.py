@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 from support import compressed
-from support.containerd import CONTAINERD, is_containerd_2
-from support.indexed_images import GZIP, PLAIN, ZSTD, image_of
+from support.containers import CONTAINERD, is_containerd_2
+from support.lazy_images import GZIP, PLAIN, ZSTD, image_of
 from support.needs import Need
+from support.processes import ending_with_us, stop
 from support.sanitized_build import SANITIZER_ENVIRONMENT
-from support.stopping import ending_with_us, stop
-from support.tree_description import (
+from support.trees import (
     Member,
     Tree,
     describe,

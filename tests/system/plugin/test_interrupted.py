@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.needs import Need
-from support.soak import share_of
+from support.needs import Need, share_of
 from support.system_state import SystemState
 from support.waiting import wait_until
 

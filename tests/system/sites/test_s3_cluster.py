@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.fetch_shell import FetchShell, fetch_shell
 from support.needs import Need
 from support.s3_server import PUBLIC_BUCKET, WEED, Cluster, s3_cluster
+from support.shells import FetchShell, fetch_shell
 
 pytestmark = pytest.mark.thorough
 

@@ -16,10 +16,8 @@ import pytest
 import requests
 import trustme
 from click.testing import CliRunner
-from support.engine_shell import EngineShell, describe, engine_shell
-from support.fetch_shell import FetchShell, fetch_shell
 from support.needs import Need
-from support.registry_server import PASSWORD, REGISTRY, USER, Registry, registry_server
+from support.registry import PASSWORD, REGISTRY, USER, Registry, registry_server
 from support.s3_server import (
     ACCESS_KEY,
     BUCKET,
@@ -28,10 +26,17 @@ from support.s3_server import (
     WEED,
     s3_server,
 )
-from support.scripted_server import ScriptedServer, response, scripted_server
-from support.site_cache_ring import Ring, check_configuration, ring
-from support.store_shell import StoreShell, units_of
-from support.web_server import NGINX
+from support.shells import (
+    EngineShell,
+    FetchShell,
+    StoreShell,
+    describe,
+    engine_shell,
+    fetch_shell,
+    units_of,
+)
+from support.sites import Ring, check_configuration, ring
+from support.web_servers import NGINX, ScriptedServer, response, scripted_server
 
 from btrfs_ublk.cli.main import command
 from btrfs_ublk.errors import UsageError

@@ -14,10 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.ledgers import (
-    abandon,
-    enter,
-)
+from support.devices import abandon, enter
 
 from btrfs_ublk.base import ledger as module
 from btrfs_ublk.base.dead_ledgers import AbandonedLedger, _parse, abandoned_ledgers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support import helpers
+from support import needs
 
 from btrfs_ublk.base.capabilities import Helper
 from btrfs_ublk.base.helpers import (
@@ -17,7 +17,7 @@ from btrfs_ublk.base.libraries import library_error
 from btrfs_ublk.errors import CapabilityError
 from btrfs_ublk.seed import make_seed
 
-of_another_machine = helpers.of_another_machine  # a fixture
+of_another_machine = needs.of_another_machine  # a fixture
 
 
 @pytest.mark.usefixtures("of_another_machine")

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.image_support import sealed_image
+from support.images import sealed_image
 
 from btrfs_ublk.image.pull import open_sealed
 

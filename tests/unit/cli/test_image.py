@@ -8,8 +8,8 @@ from typing import NoReturn
 
 import pytest
 from click.testing import CliRunner, Result
-from support.image_support import sealed_image
-from support.registry_server import Registry, registry_fixture, registry_server
+from support.images import sealed_image
+from support.registry import Registry, registry_fixture, registry_server
 
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.cli.image import command

@@ -10,13 +10,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.kubelet_logins import (
-    answer,
-    configuration,
-)
-from support.registry_server import USER
-from support.scripted_server import response, scripted_server
+from support.kubelet import answer, configuration
+from support.registry import USER
 from support.waiting import wait_until
+from support.web_servers import response, scripted_server
 
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE, VOLUMES_VARIABLE
 from btrfs_ublk.containers.images import IMAGE_REF, Images, LazyOptions

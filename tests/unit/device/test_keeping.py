@@ -7,10 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.device_support import (
-    TIMEOUT_S,
-    kill,
-)
+from support.devices import TIMEOUT_S, kill
 
 from btrfs_ublk.device.keeping import Keeping
 from btrfs_ublk.device.state import DeviceDirectory, KeeperRecord

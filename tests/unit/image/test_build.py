@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import adversarial_tree
-from support.refused_calls import install
-from support.sealed_support import (
+from support import trees
+from support.faults import install
+from support.images import (
     FILES,
     KIB,
     TIMEOUT_S,
@@ -67,7 +67,7 @@ def test_an_empty_directory_is_an_image(
 
 @as_root
 def test_two_builds_are_equal_whatever_the_threads(sparse_path: Path) -> None:
-    tree = adversarial_tree.make(sparse_path / "tree")
+    tree = trees.make(sparse_path / "tree")
     small_tree(tree / "small")
     reports = []
     for name, threads in (("one", 1), ("two", 2), ("eight", 8)):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from support import compressed
-from support.indexed_images import GZIP, PLAIN, ZSTD, image_of
-from support.tree_description import Member, directory, entry, link
+from support.lazy_images import GZIP, PLAIN, ZSTD, image_of
+from support.trees import Member, directory, entry, link
 
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.access import RegistryAccess

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from support.image_support import UNIT, sealed_image, tagged_image
-from support.indexed_images import stock_image
+from support.images import UNIT, sealed_image, tagged_image
+from support.lazy_images import stock_image
 from support.needs import Need
-from support.scripted_server import response, scripted_server
+from support.web_servers import response, scripted_server
 
 from btrfs_ublk.cli.image import command
 from btrfs_ublk.errors import UsageError

@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from support.image_edit import CSUM_TREE, Editor
-from support.image_support import tagged_image
+from support.images import CSUM_TREE, Editor, mkimage, tagged_image
 from support.needs import Need
-from support.registry_server import Registry, registry_fixture
-from support.sealed_support import mkimage
+from support.registry import Registry, registry_fixture
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS
 from btrfs_ublk.cli.image import command

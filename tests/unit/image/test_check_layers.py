@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.image_support import tagged_image, tar_of
-from support.sealed_support import mkimage
+from support.images import mkimage, tagged_image, tar_of
 
 from btrfs_ublk.cli.image import command
 from btrfs_ublk.image.access import RegistryAccess

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.image_support import ordinary_image
+from support.images import ordinary_image
 from support.needs import Need
-from support.registry_server import PASSWORD, USER, Registry, registry_fixture
+from support.registry import PASSWORD, USER, Registry, registry_fixture
 from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import Helper

@@ -16,12 +16,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support import adversarial_tree
-from support.image_edit import Editor, LeafItem
-from support.image_support import tagged_image
+from support import trees
+from support.images import Editor, LeafItem, assemble, mkimage, tagged_image
 from support.sanitized_build import SANITIZER_ENVIRONMENT
-from support.sealed_support import assemble, mkimage
-from support.tree_description import describe, differences, tree_of
+from support.trees import describe, differences, tree_of
 
 from btrfs_ublk.base.helpers import READIMAGE
 from btrfs_ublk.cli.image import command
@@ -112,7 +110,7 @@ def image(sparse_path: Path) -> LayoutName:
 def test_all_that_trees_can_have(
     sanitized_build: Path, sparse_path: Path, in_memory: Path
 ) -> None:
-    tree = adversarial_tree.make(in_memory / "tree", entries=300, links=100)
+    tree = trees.make(in_memory / "tree", entries=300, links=100)
     (tree / "special" / "socket").unlink()  # which no tar has
     image = build_image(tree, sparse_path / "layout", BuildOptions(threads=2)).name
     tar = exported(image, sparse_path / "tar")

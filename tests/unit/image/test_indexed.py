@@ -12,18 +12,11 @@ from typing import Any
 
 import pytest
 from support import compressed
-from support import indexed_images as made
-from support.image_support import PLATFORM
-from support.indexed_images import (
-    OPTIONS,
-    blob_path,
-    flip,
-    push,
-    pushed,
-)
-from support.lazy_images import Place
+from support import lazy_images as made
+from support.images import PLATFORM
+from support.lazy_images import OPTIONS, Place, blob_path, flip, push, pushed
 from support.needs import Need
-from support.scripted_server import response, scripted_server
+from support.web_servers import response, scripted_server
 
 from btrfs_ublk.base.capabilities import Program
 from btrfs_ublk.base.process import run
@@ -279,7 +272,7 @@ def test_an_index_goes_only_to_its_image(place: Place) -> None:
     with pytest.raises(UsageError, match=f"is not the image {image.subject}"):
         push(place, image.name, nothing)
     other = replace(target, tag="other")
-    tar = made.tar_of(place.path / "stock-trees/last")
+    tar = made.tar_of_tree(place.path / "stock-trees/last")
     layers = [(made.GZIP, tar, gzip.compress(tar, mtime=0))]
     push(place, made.image_of(place.path / "other", layers), other)
     with pytest.raises(UsageError, match="push it to the repository|is not the image"):
@@ -336,7 +329,7 @@ def test_indexes_are_small(tmp_path: Path) -> None:
     tree.mkdir()
     for number in range(400):
         (tree / str(number)).write_bytes(b" ".join(some.choices(words, k=8000)))
-    tar = made.tar_of(tree)
+    tar = made.tar_of_tree(tree)
     layers = [(made.GZIP, tar, gzip.compress(tar, mtime=0))]
     source = made.image_of(tmp_path / "source", layers)
     image = index_image(source, tmp_path / "index", OPTIONS)

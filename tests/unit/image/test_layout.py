@@ -13,14 +13,8 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from support.image_support import (
-    LAYER,
-    ordinary_image,
-    raw_index,
-    sealed_image,
-    tagged_image,
-)
-from support.stopping import killed_at_event
+from support.images import LAYER, ordinary_image, raw_index, sealed_image, tagged_image
+from support.processes import killed_at_event
 
 from btrfs_ublk.base.signals import interruptible
 from btrfs_ublk.content import platforms

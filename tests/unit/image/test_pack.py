@@ -15,7 +15,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.image_support import made_by_hand
+from support.images import made_by_hand
 
 from btrfs_ublk.content.digests import Digests
 from btrfs_ublk.errors import BtrfsUblkError

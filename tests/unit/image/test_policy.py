@@ -10,8 +10,8 @@ import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ed25519, padding, rsa
 from support import signing
-from support.image_support import sealed_image
-from support.registry_server import Registry
+from support.images import sealed_image
+from support.registry import Registry
 from support.signing import (
     Sign,
     ec_key,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.image_support import sealed_image
-from support.scripted_server import Script, response, scripted_server
+from support.images import sealed_image
+from support.web_servers import Script, response, scripted_server
 
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.image import connection as connections

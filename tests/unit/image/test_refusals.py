@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.image_support import tagged_image, tar_of
-from support.scripted_server import response, scripted_server
+from support.images import tagged_image, tar_of
+from support.web_servers import response, scripted_server
 
 from btrfs_ublk.errors import CommandError, UsageError
 from btrfs_ublk.image.access import RegistryAccess, RegistryError

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 import requests
-from support.image_support import raw_index, sealed_image, tagged_image
+from support.images import raw_index, sealed_image, tagged_image
 from support.needs import Need
-from support.registry_server import (
+from support.registry import (
     IDENTITY_TOKEN,
     PASSWORD,
     REGISTRY,
@@ -30,8 +30,8 @@ from support.registry_server import (
     registry_fixture,
     registry_server,
 )
-from support.scripted_server import response, scripted_server
 from support.waiting import wait_until
+from support.web_servers import response, scripted_server
 
 from btrfs_ublk.base.capabilities import Program
 from btrfs_ublk.base.process import run

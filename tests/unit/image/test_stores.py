@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.image_support import raw_index, sealed_image
+from support.images import raw_index, sealed_image
 from support.needs import Need
 from support.s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, WEED, S3Server, s3_server
-from support.web_server import NGINX, WebServer, web_server
+from support.web_servers import NGINX, WebServer, web_server
 
 from btrfs_ublk.base.capabilities import Program
 from btrfs_ublk.base.process import run

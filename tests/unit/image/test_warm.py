@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.fetch_shell import fetch_shell
-from support.image_support import UNIT, sealed_image
-from support.indexed_images import stock_image
+from support.images import UNIT, sealed_image
+from support.lazy_images import stock_image
 from support.needs import Need
-from support.scripted_server import response, scripted_server
-from support.site_cache_ring import Ring, ring
-from support.web_server import NGINX
+from support.shells import fetch_shell
+from support.sites import Ring, ring
+from support.web_servers import NGINX, response, scripted_server
 
 from btrfs_ublk.base.hosts import cache_status
 from btrfs_ublk.cli.image import command

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.attacker import UID, attacking, link_whatever_appears
-from support.stopping import killed_at_event
+from support.processes import killed_at_event
 
 from btrfs_ublk.base.gc import collect
 from btrfs_ublk.base.signals import interruptible

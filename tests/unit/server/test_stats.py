@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support.engine_shell import BLOCK, describe, engine_shell
 from support.sanitized_build import SANITIZER_ENVIRONMENT
+from support.shells import BLOCK, describe, engine_shell
 
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.server import (

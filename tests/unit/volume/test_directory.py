@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.stopping import killed_at_event
+from support.processes import killed_at_event
 
 from btrfs_ublk.base.signals import interruptible
 from btrfs_ublk.cli.gc import command as gc_command
