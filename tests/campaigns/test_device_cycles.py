@@ -73,6 +73,7 @@ def document_of(front_end: FrontEndName, where: Path) -> dict[str, object]:
     return document
 
 
+@pytest.mark.timing  # counts what the whole machine has
 def test_its_command(front_end: FrontEndName, sparse_path: Path) -> None:
     document = document_of(front_end, sparse_path)
     # The kernel's memory may grow for other reasons, so that there is a third one.
@@ -110,6 +111,7 @@ def test_devices_that_exist_are_a_refusal(need: Need, sparse_path: Path) -> None
 
 @pytest.mark.device
 @pytest.mark.fuse
+@pytest.mark.timing  # counts what the whole machine has
 def test_volumes_up_and_down(need: Need, sparse_path: Path) -> None:
     need(FUSE, LOOP)
     output = sparse_path / "results.json"

@@ -23,6 +23,7 @@ LARGE_BYTES = 512 * KIB
 
 
 @pytest.mark.device
+@pytest.mark.timing  # what a lazy image fetches of itself meanwhile depends on time
 def test_what_starts_move(need: Need, sparse_path: Path) -> None:
     need(ROOT, BTRFS, LOOP, EROFS, OVERLAY, MKFS_EROFS, BUSYBOX)
     need(REGISTRY, SKOPEO, CURL, PIGZ)

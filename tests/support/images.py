@@ -155,7 +155,6 @@ def raw_index(path: Path) -> dict[str, Any]:
 DATA_START = 512 * GIB
 FILES = {"seed.img", "data", "digests"}
 TIMEOUT_S = 300
-_COMPLAINT = re.compile(r"BTRFS (warning|error|critical).*|.*(WARNING|BUG):.*")
 
 
 def mkimage_raw(description: object) -> subprocess.CompletedProcess[str]:
@@ -222,22 +221,22 @@ def btrfs_check(whole: Path) -> None:
     assert not [line for line in said.splitlines() if any(w in line for w in words)]
 
 
-def _complaints() -> list[str]:
+def _complaints(device: Path) -> list[str]:
+    """Return what the kernel says of a device of btrfs, or of itself."""
     done = subprocess.run(["dmesg"], capture_output=True, text=True, timeout=60)
-    return _COMPLAINT.findall(done.stdout)
+    of_device = rf"BTRFS (?:warning|error|critical) \(device {device.name}\b.*"
+    return re.findall(rf"{of_device}|.*(?:WARNING|BUG):.*", done.stdout)
 
 
 @contextmanager
 def mounted_image(whole: Path, target: Path) -> Iterator[Path]:
     """The image, mounted read-only; the kernel must not complain."""
-    before = _complaints()
     target.mkdir()
-    with (
-        loop_device(whole, read_only=True) as loop,
-        mounted(loop.path, target, read_only=True),
-    ):
-        yield target
-    assert _complaints()[len(before) :] == []
+    with loop_device(whole, read_only=True) as loop:
+        before = _complaints(loop.path)
+        with mounted(loop.path, target, read_only=True):
+            yield target
+        assert _complaints(loop.path)[len(before) :] == []
 
 
 KIB = 1024

@@ -415,7 +415,8 @@ def test_commands(device: Path, sparse_path: Path, origin: Origin) -> None:
     assert "s3cret" not in text and "/object" in text
     assert f"[1,{2 * blocks},{3 * blocks}," in text
     done = run("trace", "record", NAME, "-o", trace, "--until-idle", "0.5")
-    assert done.returncode == 0 and done.stdout == "0 blocks were read\n"
+    # Others on the machine may look at all its devices meanwhile.
+    assert done.returncode == 0 and done.stdout.endswith(" blocks were read\n")
     trace.write_text(text)
 
     asked = len(origin.asked)
