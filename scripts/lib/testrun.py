@@ -35,6 +35,8 @@ LIB = PROJECT / "scripts/lib"
 OVERDUE = 4
 #: Of one test in an emulated machine, with others busy beside it.
 VM_TEST_LIMIT_S = 600
+#: To list tests, not to run them.
+COLLECTING_S = 300
 QUARANTINED_AT_MOST, UNKNOWN_AT_MOST_DAYS = 10, 14
 #: Tests that took longer are left out by --quick.
 QUICK_AT_MOST_S = 1.0
@@ -138,6 +140,11 @@ def last_parts(mode: str, *, no_vm: str, ublk: bool) -> list[Part]:
     return parts
 
 
+def chosen(parts: Sequence[Part], wanted: Sequence[str]) -> list[Part]:
+    """Return the parts whose name has one of the texts that are wanted in it."""
+    return [part for part in parts if any(text in part.name for text in wanted)]
+
+
 class Runner:
     """Runs parts, keeps what they say below build/test-results, and counts."""
 
@@ -208,7 +215,7 @@ class Runner:
         if not part.kernel:
             return argv
         if not only and not part.arch:
-            argv += files_for_ublk(part)
+            argv += files_for_vm(part)
         vm = ["scripts/vm", "--kernel", part.kernel, "--memory", "3G", "--verbose"]
         vm += ["--arch", part.arch] if part.arch else []
         vm += ["--timeout", str(part.budget_s * OVERDUE - 60)]
@@ -252,13 +259,22 @@ class Runner:
         return sorted(flaky)
 
 
-def files_for_ublk(part: Part) -> list[str]:
-    """Return files that may have tests for a VM: an emulated CPU would take minutes to
-    load all of them, and some libraries even want more than it has."""
+def files_for_vm(part: Part) -> list[str]:
+    """Return the files whose tests a VM runs: an emulated CPU would take minutes to
+    load all of them, and has not what some libraries want of a CPU."""
     word = r"\bgate_ublk\b" if "gate_ublk" in part.select else r"\b(ublk|front_end)\b"
     files = (PROJECT / "tests").rglob("test_*.py")
-    found = [x for x in files if re.search(word, x.read_text(encoding="utf-8"))]
-    return sorted(str(x.relative_to(PROJECT)) for x in found)
+    named = [x for x in files if re.search(word, x.read_text(encoding="utf-8"))]
+    collect = [PYTHON, *"-m pytest -p no:cacheprovider --collect-only -qq -m".split()]
+    listed = subprocess.run(
+        [*collect, part.select, *(str(x.relative_to(PROJECT)) for x in sorted(named))],
+        stdout=subprocess.PIPE,
+        cwd=PROJECT,
+        text=True,
+        timeout=COLLECTING_S,
+        check=True,
+    )
+    return re.findall(r"^(tests/\S+\.py): \d+$", listed.stdout, re.MULTILINE)
 
 
 def soak_percent(default: int) -> str:
@@ -384,6 +400,7 @@ def main() -> int:
     parser.add_argument("--no-vm", metavar="REASON", default="")
     parser.add_argument("--vm-not-wanted", action="store_true")
     parser.add_argument("--ublk", action="store_true", help="this kernel has ublk")
+    parser.add_argument("--part", action="append", metavar="TEXT", dest="wanted")
     parser.add_argument("pytest_options", nargs="*")
     given = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -392,15 +409,21 @@ def main() -> int:
     runner = Runner(given.pytest_options)
     with ended_by_signals(runner):
         lint, ublk, no_vm = not given.no_lint, given.ublk, given.no_vm
-        runner.run_lanes(lanes(given.mode, lint=lint, ublk=ublk, no_vm=no_vm))
-        for part in last_parts(given.mode, no_vm=no_vm, ublk=ublk):
+        beside = lanes(given.mode, lint=lint, ublk=ublk, no_vm=no_vm)
+        last = last_parts(given.mode, no_vm=no_vm, ublk=ublk)
+        if given.wanted:
+            beside = [chosen(lane, given.wanted) for lane in beside]
+            last = chosen(last, given.wanted)
+        runner.run_lanes(beside)
+        for part in last:
             runner.run_lanes([[part]])
         flaky = runner.run_failed_again()
     missing = []
     if given.no_vm and not (given.vm_not_wanted or given.ublk):
         missing = [f"tests of ublk: {given.no_vm}"]
     status = conclude(runner, flaky, missing)
-    if given.mode == "all" and not status and not given.pytest_options:
+    whole = not (given.pytest_options or given.wanted)
+    if given.mode == "all" and not status and whole:
         keep_durations(runner.outcomes)
     return status
 

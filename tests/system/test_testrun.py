@@ -198,3 +198,18 @@ def test_skips_fail_where_all_is_required(
 def test_a_part_over_its_budget_is_said() -> None:
     assert "OVER ITS BUDGET" in testrun.row(Outcome(PART, 101.0))
     assert "OVER" not in testrun.row(Outcome(PART, 99.0))
+
+
+def test_parts_are_chosen_by_name() -> None:
+    machines = [x for x in parts_of("all") if x.kernel and not x.arch]
+    assert [x.name for x in testrun.chosen(machines, ["6.1"])] == [
+        "ublk, Linux 6.12",
+        "FUSE, Linux 6.1",
+    ]
+    assert testrun.chosen(machines, ["arm64"]) == []
+
+
+def test_a_vm_loads_only_what_it_runs() -> None:
+    (gate,) = [x for x in parts_of("gate") if x.kernel]
+    found = testrun.files_for_vm(gate)
+    assert found and all("gate_ublk" in (PROJECT / x).read_text() for x in found)
