@@ -172,10 +172,21 @@ def show(document: Document, console: Console | None = None) -> None:
         print_table(console, table)
 
 
+def to_text(document: Document) -> str:
+    """Return a document as JSON with one result a line."""
+    keys = []
+    for key, value in document.items():
+        text = json.dumps(value)
+        if isinstance(value, list) and value:
+            text = "[\n" + ",\n".join(map(json.dumps, value)) + "\n]"
+        keys.append(f"{json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(keys) + "\n}"
+
+
 def finish(document: Document, *, as_json: bool) -> None:
     """Print what a benchmark's command prints at its end."""
     if as_json:
-        click.echo(json.dumps(document, indent=1))
+        click.echo(to_text(document))
     else:
         show(document)
 

@@ -22,7 +22,14 @@ from support.paths import TESTS
 from btrfs_ublk.bench import options, report, seed
 from btrfs_ublk.bench.environment import environment, wait_until_quiet, watched
 from btrfs_ublk.bench.mappings import command as mappings_command
-from btrfs_ublk.bench.report import Document, make_document, merged, number, show
+from btrfs_ublk.bench.report import (
+    Document,
+    make_document,
+    merged,
+    number,
+    show,
+    to_text,
+)
 from btrfs_ublk.bench.stats import (
     bootstrap_interval,
     grouped,
@@ -207,6 +214,12 @@ class TestReport:
     ) -> None:
         with pytest.raises(UsageError, match="no benchmark"):
             shown(document | {"benchmark": name})
+
+    def test_each_result_is_a_line(self, document: Document) -> None:
+        text = to_text(document)
+        assert json.loads(text) == document
+        lines = [json.dumps(x) for x in document["results"]]
+        assert {x.removesuffix(",") for x in text.splitlines()} >= set(lines)
 
     def test_its_command(self, document: Document, tmp_path: Path) -> None:
         path = tmp_path / "document.json"

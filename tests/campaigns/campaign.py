@@ -6,7 +6,6 @@ that `btrfs-ublk bench report` can say how a file was made.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shlex
@@ -24,7 +23,7 @@ import click
 from btrfs_ublk.base.entry import PathType
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE, VOLUMES_VARIABLE
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.report import Document, Table, make_document, show
+from btrfs_ublk.bench.report import Document, Table, make_document, show, to_text
 from btrfs_ublk.device.state import RUN_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.image.store import IMAGES_VARIABLE
@@ -90,7 +89,7 @@ def store(document: Document, tables: Sequence[Table], output: Path | None) -> N
     """
     document["tables"] = [asdict(table) for table in tables]
     if output is not None:
-        output.write_text(json.dumps(document, indent=1) + "\n")
+        output.write_text(to_text(document) + "\n")
 
 
 def conclude(faults: Sequence[str], *, rounds: int, seed: int | None = None) -> None:

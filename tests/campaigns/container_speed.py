@@ -84,8 +84,10 @@ class _Caller:
         self._numbers = count()
         self.parent = ""
 
-    def round(self, *, keep: bool = False) -> Iterator[Result]:
-        """Make a layer upon ``parent``; with ``keep``, it is the next one's parent."""
+    def round(self, *, keep: bool = False) -> Result:
+        """Make a layer upon ``parent``; with ``keep``, it is the next one's parent.
+        The result has the seconds that each call took."""
+        result: Result = {"subject": self._subject}
         number = next(self._numbers)
         key, name = f"{self._subject} {number}", f"{self._subject} layer {number}"
         asked: dict[str, dict[str, Any]] = {
@@ -98,14 +100,18 @@ class _Caller:
         for call in CALLS[:-1] if keep else CALLS:
             began_s = time.monotonic()
             self._client.call(call, **asked[call])
-            seconds = time.monotonic() - began_s
-            yield {"subject": self._subject, "call": call, "seconds": seconds}
+            result[call] = time.monotonic() - began_s
         if keep:
             self.parent = name
+        return result
 
 
 def _call_tables(document: Document) -> list[Table]:
-    results = document["results"]
+    results = [
+        {"subject": each["subject"], "call": call, "seconds": each[call]}
+        for each in document["results"]
+        for call in CALLS
+    ]
     by = grouped(results, lambda x: (x["subject"], x["call"]))
 
     def against(mine: Sequence[Result]) -> float:
@@ -142,10 +148,10 @@ def calls(run: Run) -> None:
             callers = [_Caller(subject, channel) for subject in CALLERS]
             for caller in callers:
                 for _ in range(_LAYERS):
-                    list(caller.round(keep=True))
+                    caller.round(keep=True)
             for _ in run.turns():
                 for caller in chances.sample(callers, len(callers)):
-                    run.add(*caller.round())
+                    run.add(caller.round())
 
 
 def _restart_tables(document: Document) -> list[Table]:
