@@ -246,14 +246,20 @@ done
 """
 
 # These mounts are hidden from other processes, and end with the last process here.
-_SURROUNDINGS = """
+_SURROUNDINGS = f"project = {str(PROJECT)!r}\n" + """
 import fcntl, os, socket, struct, subprocess, sys
 with socket.socket() as any_socket:  # as `ip link set lo up` does
     name = struct.pack("16sh14x", b"lo", 1)
     fcntl.ioctl(any_socket, 0x8914, name)
+kept = os.open(project, os.O_PATH)
 for path in ("/mnt", "/tmp", "/var/cache"):
     if not os.getcwd().startswith(path):
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", path], check=True)
+if not os.path.exists(project):  # it is in one of them
+    os.makedirs(project)
+    bind = ["mount", "--no-canonicalize", "--bind", f"/proc/self/fd/{kept}", project]
+    subprocess.run(bind, pass_fds=[kept], check=True)
+os.close(kept)
 os.execvp(sys.argv[1], sys.argv[1:])
 """
 
