@@ -16,7 +16,7 @@ from btrfs_ublk.base.helpers import HELPERS_VARIABLE
 
 #: What nobody has set is the same at each run, and good for nothing.
 _FILL = "-ftrivial-auto-var-init=pattern"
-BUILD_TIMEOUT_S = 300
+BUILD_TIMEOUT_S = 900
 #: A virtual environment's own tools are found also when it is not activated.
 SEARCH_PATH = os.pathsep.join(
     [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
