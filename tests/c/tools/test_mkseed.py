@@ -252,6 +252,7 @@ def test_any_seed_keeps_the_invariants(
             btrfs_check(path)
 
 
+@pytest.mark.thorough
 def test_many_chunks_need_more_than_the_least_system_chunk(sparse_path: Path) -> None:
     path = sparse_path / "seed.img"
     about = mkseed("--virtual-data-size=400T", "--chunk-size=4G", path)

@@ -171,6 +171,7 @@ def test_a_node_that_is_killed(
         assert len(gets(origin)) <= 2 * UNITS
 
 
+@pytest.mark.thorough
 def test_a_node_that_is_silent(
     sanitized_build: Path, tmp_path: Path, origin: ScriptedServer, nodes: Ring
 ) -> None:
@@ -223,6 +224,7 @@ def test_a_node_that_has_stored_wrong_bytes(
     assert len(gets(origin)) <= spoilt
 
 
+@pytest.mark.thorough
 def test_a_ring_that_is_gone(
     sanitized_build: Path, tmp_path: Path, origin: ScriptedServer, nodes: Ring
 ) -> None:
@@ -235,6 +237,7 @@ def test_a_ring_that_is_gone(
         assert len(gets(origin)) == UNITS
 
 
+@pytest.mark.thorough
 def test_a_redirecting_origin_is_cached(sanitized_build: Path, tmp_path: Path) -> None:
     """As registries do that keep their blobs in a store."""
     with ExitStack() as stack:
@@ -254,6 +257,7 @@ def test_a_redirecting_origin_is_cached(sanitized_build: Path, tmp_path: Path) -
         assert all("t0ken" in one for one in gets(origin))
 
 
+@pytest.mark.thorough
 def test_a_ring_with_certificates(
     sanitized_build: Path, tmp_path: Path, origin: ScriptedServer
 ) -> None:
@@ -345,6 +349,7 @@ def get(site: Site, authorization: str | None) -> int:
         return found.status_code
 
 
+@pytest.mark.thorough
 def test_a_registry_behind_a_ring(
     sanitized_build: Path, tmp_path: Path, site: Site
 ) -> None:
@@ -485,6 +490,7 @@ def test_check_finds_what_is_wrong(origin: ScriptedServer) -> None:
 
 
 # An S3 store
+@pytest.mark.thorough
 def test_a_store_behind_a_ring(
     sanitized_build: Path, tmp_path: Path, need: Need
 ) -> None:
