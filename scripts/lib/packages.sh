@@ -10,20 +10,23 @@ packages_of_part() { # build|demo|bench|test|package|vm|arm64|arm64-root
             libuv1-dev libssl-dev libsqlite3-dev libcurl4-openssl-dev \
             zlib1g-dev libzstd-dev libarchive-dev libxxhash-dev libb2-dev
         ;;
-    demo) echo btrfs-progs kmod util-linux mount ;;
+    demo)
+        # The registry serves the image of the demo's second act.
+        echo btrfs-progs kmod util-linux mount docker-registry
+        ;;
     bench)
         # fio, stress-ng (campaigns), and what only comparisons need: EROFS, xfs, ext4,
         # other lazy mounts, pigz.
         echo fio stress-ng erofs-utils xfsprogs e2fsprogs nbdkit libnbd-bin rclone fuse3 pigz
         ;;
     test)
-        # nginx, docker-registry: real servers that data are fetched from; skopeo: a
+        # nginx: a real server that data are fetched from; skopeo: a
         # client of registries that is not ours; chromium, with
         # the widest letters that it may take: to look at reports of benchmarks;
         # what shows man pages, and shells that complete; containerd, runc and podman,
         # which run containers on our snapshots and images, and what runs in them;
         # strace fails system calls of helpers; clang, for libFuzzer
-        echo clang "$(libfuzzer_package)" clang-format clang-tidy shellcheck systemd nginx docker-registry skopeo \
+        echo clang "$(libfuzzer_package)" clang-format clang-tidy shellcheck systemd nginx skopeo \
             chromium fonts-dejavu-core groff-base mandoc zsh fish zstd xz-utils \
             containerd runc podman conmon busybox-static strace
         ;;

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.needs import Need
+from support.paths import PROJECT
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP
 from btrfs_ublk.demo import Steps, _clones, _second_act
@@ -48,6 +49,14 @@ def test_it_runs_through(
     assert done.returncode == 0, done.stderr
     assert "nothing is left" in done.stdout and "All checks passed" in done.stdout
     assert (REGISTRY.probe() is None) == ("What the image cost" in done.stdout)
+
+
+def test_the_set_up_brings_all_that_is_shown() -> None:
+    library = PROJECT / "scripts/lib/packages.sh"
+    brought = subprocess.check_output(
+        ["bash", "-euc", f". {library}; packages_of_part demo"], text=True
+    )
+    assert REGISTRY.package in brought.split()
 
 
 def test_an_image_needs_a_registry(
