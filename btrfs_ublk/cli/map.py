@@ -25,7 +25,7 @@ from btrfs_ublk.content import (
     Drained,
     Mapping,
     Room,
-    Source,
+    SourceKeys,
     digest_file,
     digest_indexed,
     make_index,
@@ -172,7 +172,7 @@ def _is_given(ctx: click.Context, name: str, value: object) -> bool:
     return value is not None and source is not click.core.ParameterSource.DEFAULT
 
 
-def _source(mirrors: list[Source], options: dict[str, Any]) -> Source:
+def _source(mirrors: list[SourceKeys], options: dict[str, Any]) -> SourceKeys:
     source_path = options["source_path"]
     if (source_path is None) == (not mirrors):
         raise UsageError(
@@ -181,7 +181,7 @@ def _source(mirrors: list[Source], options: dict[str, Any]) -> Source:
             " --pattern; or --source",
         )
     if source_path is None:
-        source: Source = mirrors[0] if len(mirrors) == 1 else {"mirrors": mirrors}
+        source: SourceKeys = mirrors[0] if len(mirrors) == 1 else {"mirrors": mirrors}
     else:
         source = parse_json(_read(source_path), str(source_path))
     if not isinstance(source, dict):

@@ -13,7 +13,7 @@ import click
 
 from btrfs_ublk.base.entry import CountType, PathType
 from btrfs_ublk.base.hosts import check_cache
-from btrfs_ublk.content import Source
+from btrfs_ublk.content import SourceKeys
 from btrfs_ublk.content.bulk import parse_json
 from btrfs_ublk.content.oci import parse_image
 from btrfs_ublk.errors import UsageError
@@ -208,9 +208,9 @@ def mirror_options(function: Any) -> Any:
     return function
 
 
-def mirrors_of(ctx: click.Context) -> list[Source]:
+def mirrors_of(ctx: click.Context) -> list[SourceKeys]:
     """Return mirrors in the order of the command line, with options of their kinds."""
-    mirrors: list[Source] = ctx.ensure_object(list)
+    mirrors: list[SourceKeys] = ctx.ensure_object(list)
     for kind, keys in _KEYS.items():
         given = {key: ctx.params.get(key) for key in keys}
         shared = {
@@ -233,7 +233,7 @@ def mirrors_of(ctx: click.Context) -> list[Source]:
     return mirrors
 
 
-def _add_caches(mirrors: list[Source], given: dict[str, Any]) -> None:
+def _add_caches(mirrors: list[SourceKeys], given: dict[str, Any]) -> None:
     ours = [mirror for mirror in mirrors if mirror.get("kind") in _CACHED]
     if not ours:
         raise UsageError("--via is about --url, --s3 and --oci, and there is none")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     )
     from btrfs_ublk.content.prefetch import Prefetch
     from btrfs_ublk.content.refused import Refused
-    from btrfs_ublk.content.source import Source
+    from btrfs_ublk.content.source import Mirror, Source, SourceKeys
     from btrfs_ublk.content.trace import Trace, TraceSource, TraceWriter
 else:
     __getattr__ = exporter(
@@ -33,7 +33,7 @@ else:
             "maps": "Added Addition Drained MapClient Mapping Problem Room",
             "prefetch": "Prefetch",
             "refused": "Refused",
-            "source": "Source",
+            "source": "Mirror Source SourceKeys",
             "trace": "Trace TraceSource TraceWriter",
         },
     )
@@ -48,11 +48,13 @@ __all__ = [
     "Index",
     "MapClient",
     "Mapping",
+    "Mirror",
     "Prefetch",
     "Problem",
     "Refused",
     "Room",
     "Source",
+    "SourceKeys",
     "Trace",
     "TraceSource",
     "TraceWriter",

@@ -6,14 +6,14 @@ import json
 from typing import Any
 
 from btrfs_ublk.content.maps import Addition
-from btrfs_ublk.content.source import Source
+from btrfs_ublk.content.source import SourceKeys
 from btrfs_ublk.errors import UsageError
 
 
-def parse_bulk(text: str, *, where: str) -> tuple[list[Source], list[Addition]]:
+def parse_bulk(text: str, *, where: str) -> tuple[list[SourceKeys], list[Addition]]:
     """Parse lines that are each a source's description or a mapping, ``[OFFSET|null,
     LENGTH|null, SOURCE, SOURCE_OFFSET]``. Raises UsageError, which names the line."""
-    sources: list[Source] = []
+    sources: list[SourceKeys] = []
     additions: list[Addition] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():

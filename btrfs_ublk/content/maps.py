@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from os import fspath
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.content.oci import Resolved, resolve_tags, without_tags
 from btrfs_ublk.content.prefetch import Prefetch
 from btrfs_ublk.content.refused import Refused
-from btrfs_ublk.content.source import Source
+from btrfs_ublk.content.source import Source, SourceKeys
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.units import BLOCK_BYTES
 
@@ -59,11 +59,13 @@ class Addition:
 @dataclass(frozen=True)
 class Added:
     """A mapping that was added: its offset, whether it existed already, and its
-    length, which is 0 where the source is empty: nothing is mapped then."""
+    length, which is 0 where the source is empty: nothing is mapped then. The source has
+    ``size_bytes`` of it, which may be less than a block less than the length."""
 
     offset: int
     existed: bool
     length: int
+    size_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +133,7 @@ class MapClient:
 
     def add(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[Source | SourceKeys],
         additions: Sequence[Addition],
         *,
         room: Room | None = None,
@@ -150,7 +152,7 @@ class MapClient:
 
         _refuse_undecoded(list(sources))
         # NB: the server refuses what is no object.
-        sources = [
+        plain = [
             without_tags(source) if isinstance(source, dict) else source
             for source in self.resolve(sources, names=names)
         ]
@@ -162,19 +164,41 @@ class MapClient:
         if room is not None:
             where["room"] = _without_none(vars(room))
         if len(rows) <= _INLINE_MAPPINGS:
-            keys = where | {"sources": list(sources), "mappings": rows}
+            keys = where | {"sources": plain, "mappings": rows}
             if len(json.dumps(keys)) < _INLINE_BYTES:
                 reply = self._request("map-add", blamed, timeout_s=timeout_s, **keys)
-                return [Added(*row) for row in reply["added"]]
-        return self._add_in_file(sources, rows, where, timeout_s, blamed)
+                return self._sized(plain, additions, reply["added"])
+        answers = self._add_in_file(plain, rows, where, timeout_s, blamed)
+        return self._sized(plain, additions, answers)
+
+    def _sized(
+        self,
+        sources: Sequence[SourceKeys],
+        additions: Sequence[Addition],
+        answers: Iterable[tuple[int, bool, int]],
+    ) -> list[Added]:
+        """Sizes that descriptions do not have are asked of the server, once each."""
+        sizes = {
+            number: source["size"]
+            for number, source in enumerate(sources)
+            if isinstance(source.get("size"), int)
+        }
+        made = []
+        for addition, (offset, existed, length) in zip(additions, answers, strict=True):
+            if length and addition.source not in sizes:
+                shown = self.show(offset=offset)["source"]
+                sizes[addition.source] = shown["size"]
+            left = sizes.get(addition.source, 0) - addition.source_offset
+            made.append(Added(offset, existed, length, max(0, min(length, left))))
+        return made
 
     def resolve(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[Source | SourceKeys],
         *,
         resolved: Resolved | None = None,
         names: Sequence[str] | None = None,
-    ) -> list[Source]:
+    ) -> list[SourceKeys]:
         """Replace ``"tag"`` of each ``oci`` mirror without a ``"digest"`` with the
         digest of the one blob that the tag names now, and set the source's size.
 
@@ -192,7 +216,7 @@ class MapClient:
         for number, source in enumerate(sources):
             try:
                 made.append(
-                    resolve_tags(source, look_up, resolved)
+                    resolve_tags(dict(source), look_up, resolved)
                     if isinstance(source, dict)
                     else source
                 )
@@ -204,12 +228,12 @@ class MapClient:
 
     def _add_in_file(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[SourceKeys],
         rows: list[list[int | None]],
         where: dict[str, Any],
         timeout_s: float,
         blamed: Callable[[str, int], str],
-    ) -> list[Added]:
+    ) -> list[tuple[int, bool, int]]:
         fd = os.memfd_create("btrfs-ublk-map-add", os.MFD_CLOEXEC)
         with open(fd, "w+b") as file:
             for line in (*sources, *rows):
@@ -220,7 +244,7 @@ class MapClient:
             )
             answers = os.pread(fd, len(rows) * _ROW.size, 0)
         return [
-            Added(word & ~1, bool(word & 1), length)
+            (word & ~1, bool(word & 1), length)
             for word, length in _ROW.iter_unpack(answers)
         ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from btrfs_ublk.content.source import Source
+from btrfs_ublk.content.source import SourceKeys
 
 #: The first that is set counts, for each key of a source of the kind s3.
 _VARIABLES = {
@@ -16,10 +16,10 @@ _VARIABLES = {
 }
 
 
-def s3_keys(environment: Mapping[str, str] = os.environ) -> Source:
+def s3_keys(environment: Mapping[str, str] = os.environ) -> SourceKeys:
     """Return the keys of a source that the environment says. Keys to sign with are not
     among them: the file that has them is."""
-    keys: Source = {}
+    keys: SourceKeys = {}
     for key, variables in _VARIABLES.items():
         found = next(filter(None, map(environment.get, variables)), None)
         if found:

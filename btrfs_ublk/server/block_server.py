@@ -17,7 +17,7 @@ from btrfs_ublk.base.log import log
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.process import Child, describe_exit, launch
 from btrfs_ublk.base.signals import deferred
-from btrfs_ublk.content import Added, Addition, MapClient, Room, Source
+from btrfs_ublk.content import Added, Addition, MapClient, Room, Source, SourceKeys
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, error_of_status
 from btrfs_ublk.server.control import ControlConnection, ControlError, InUseError
 from btrfs_ublk.server.description import Description, FileSegment, LazySegment
@@ -189,7 +189,7 @@ class BlockServer:
 
     def map_add(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[Source | SourceKeys],
         additions: Sequence[Addition],
         *,
         room: Room | None = None,

@@ -40,10 +40,9 @@ class VolumeFactory(Factory["Volume"]):
         writable_bytes: int = _WRITABLE_BYTES,
         front_end: FrontEndName | None = None,
     ) -> Volume:
-        """``files`` are names in the root and the http or https URLs of their content;
-        the server must answer ranges. ``virtual_data_size`` is by default up to the end
-        of ``contents``, or 1 TiB. ``front_end`` overrides marker and settings. See
-        volume() for errors, and for the rest.
+        """``files`` are paths in the volume and the URLs of their content; a server
+        must answer ranges. ``front_end`` overrides marker and settings. See
+        temporary_volume() for errors, and for the rest.
         """
         from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT
         from btrfs_ublk.content.refused import Refused
@@ -51,23 +50,15 @@ class VolumeFactory(Factory["Volume"]):
         from btrfs_ublk.server import LazySegment
         from btrfs_ublk.volume.temporary import volume
 
-        if contents is not None and files is not None:
-            raise UsageError(
-                "a volume has either contents or files",
-                hint="for both, give a LazySegment in contents, and use server.map_add",
-            )
         self.need(ROOT, BTRFS, LOOP)
         directory = self.directory()
         target = directory / "mnt"
         target.mkdir()
-        size_bytes = virtual_data_size or max(
-            (segment.end for segment in contents or ()), default=_SIZE_BYTES
-        )
         if contents is None:
             contents = [
                 LazySegment(
                     offset=0,
-                    length=size_bytes,
+                    length=virtual_data_size or _SIZE_BYTES,
                     map=str(directory / "map"),
                     cache=str(directory / "cache"),
                     deadline_s=self.settings.timeout_s,
@@ -77,7 +68,7 @@ class VolumeFactory(Factory["Volume"]):
             volume(
                 target,
                 contents,
-                virtual_data_size=size_bytes,
+                virtual_data_size=virtual_data_size,
                 writable_bytes=writable_bytes,
                 parent=directory,
                 front_end=front_end or self.front_end,
@@ -87,24 +78,11 @@ class VolumeFactory(Factory["Volume"]):
         if files:
             __tracebackhide__ = True
             try:
-                _add_files(made, files)
+                made.add_files(files)
             except (UsageError, Refused) as error:
                 # The test's input is wrong: show the test's line, not ours.
                 raise error.with_traceback(None) from None
         return made
-
-
-def _add_files(made: Volume, files: Mapping[str, str]) -> None:
-    from btrfs_ublk.content import Addition
-
-    sources = [{"kind": "http", "url": url} for url in files.values()]
-    rows = [Addition(source=number) for number in range(len(sources))]
-    for name, added in zip(files, made.server.map_add(sources, rows), strict=True):
-        size_bytes = 0
-        if added.length:  # it may be less than a block less
-            source = made.server.map().show(offset=added.offset)["source"]
-            size_bytes = source["size"]
-        made.clone(name, offset=added.offset, size_bytes=size_bytes)
 
 
 (

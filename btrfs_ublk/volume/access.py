@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from btrfs_ublk.content import Source
+from btrfs_ublk.content import SourceKeys
 from btrfs_ublk.content.s3 import s3_keys
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.volume.entry import VolumeFile
@@ -39,7 +39,7 @@ class Access:
         UsageError for a key that applies to none of the files.
         """
         kinds = {file.source.get("kind") for file in files}
-        keys: Source = {}
+        keys: SourceKeys = {}
         for key, of in _KINDS.items():
             value = getattr(self, key)
             if value is None:
@@ -60,6 +60,6 @@ class Access:
             for file in files
         ]
 
-    def _of(self, source: Source, keys: Source) -> Source:
+    def _of(self, source: SourceKeys, keys: SourceKeys) -> SourceKeys:
         kind = source.get("kind")
         return {key: value for key, value in keys.items() if kind in _KINDS[key]}

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from btrfs_ublk.base.urls import shown_text
-from btrfs_ublk.content import Source
+from btrfs_ublk.content import SourceKeys
 from btrfs_ublk.content.oci import is_tag, parse_image
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import parse_size
@@ -26,7 +26,7 @@ class VolumeFile:
     """
 
     path: str
-    source: Source
+    source: SourceKeys
 
     def __post_init__(self) -> None:
         """Raise UsageError for a path that cannot be in a volume, and for values that
@@ -181,7 +181,7 @@ def _is_file_of_digests(value: object) -> bool:
     )
 
 
-def source_of(url: object) -> Source:
+def source_of(url: object) -> SourceKeys:
     """Parse a source from a URL (http, https, s3, oci or file), an absolute path, or
     the JSON of a source. Raises UsageError.
     """
@@ -189,7 +189,7 @@ def source_of(url: object) -> Source:
         raise UsageError(f"url is {url!r}, not a text in quotes")
     if url.startswith("{"):
         try:
-            source: Source = json.loads(url)
+            source: SourceKeys = json.loads(url)
         except ValueError as error:
             raise UsageError(f"{url!r} is not valid JSON: {error}") from error
         return source
@@ -217,18 +217,18 @@ def source_of(url: object) -> Source:
     )
 
 
-def describe_source(source: Source) -> str:
+def describe_source(source: SourceKeys) -> str:
     """Describe a source for people: by its URL without query, else as JSON."""
     if _is_empty(source):
         return "nothing: it is empty"
     return shown_text(_url_of(source) or json.dumps(_place(source)))
 
 
-def _is_empty(source: Source) -> bool:
+def _is_empty(source: SourceKeys) -> bool:
     return source == {"size": 0}
 
 
-def _url_of(source: Source) -> str | None:
+def _url_of(source: SourceKeys) -> str | None:
     place = _place(source)
     for form in ("{url}", "{path}", "s3://{bucket}/{key}", *_OCI_FORMS):
         try:
@@ -246,13 +246,13 @@ _OCI_FORMS = [
 ]
 
 
-def _mirrors(source: Source) -> list[Source]:
+def _mirrors(source: SourceKeys) -> list[SourceKeys]:
     mirrors = source.get("mirrors")
     every = mirrors if isinstance(mirrors, list) else [source]
     return [mirror for mirror in every if isinstance(mirror, dict)]
 
 
-def _is_same(one: Source, other: Source) -> bool:
+def _is_same(one: SourceKeys, other: SourceKeys) -> bool:
     """Compare places. A tag equals the digest to which it was resolved."""
     ours, theirs = one.get("mirrors"), other.get("mirrors")
     if isinstance(ours, list) and isinstance(theirs, list):
@@ -268,13 +268,13 @@ def _is_same(one: Source, other: Source) -> bool:
     }
 
 
-def _place(source: Source) -> Source:
+def _place(source: SourceKeys) -> SourceKeys:
     return {key: value for key, value in source.items() if key not in _KNOWLEDGE}
 
 
-def _knowledge(keys: dict[str, Any], what: str) -> Source:
+def _knowledge(keys: dict[str, Any], what: str) -> SourceKeys:
     """Return what a table says about its source besides the location."""
-    found: Source = {}
+    found: SourceKeys = {}
     for key in ("size", "unit"):
         if key in keys:
             found[key] = parse_size(str(keys[key]), what=f"{what}: {key}")

@@ -148,20 +148,17 @@ def _map(
         names=names,
     )
     places = {
-        entry.path: (source, where.offset if where.length else None)
+        entry.path: (source, where.offset, where.size_bytes)
         for entry, source, where in zip(fetched, sources, added, strict=True)
     }
 
     def made(entry: VolumeFile) -> MadeFile:
-        source, offset = places.get(entry.path, (entry.source, None))
+        source, offset, size_bytes = places.get(entry.path, (entry.source, 0, 0))
         return MadeFile(
             path=entry.path,
             source=source,
-            offset=offset or 0,
-            # A mapping's length is rounded up to blocks.
-            size_bytes=(
-                0 if offset is None else client.show(offset=offset)["source"]["size"]
-            ),
+            offset=offset,
+            size_bytes=size_bytes,
             is_whole=False,
         )
 

@@ -18,7 +18,7 @@ from uuid import UUID
 from btrfs_ublk import content
 from btrfs_ublk import device as devices
 from btrfs_ublk.base.log import step
-from btrfs_ublk.content import Source
+from btrfs_ublk.content import SourceKeys
 from btrfs_ublk.content.s3 import s3_keys
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.btrfs import filesystem_uuid
@@ -61,9 +61,9 @@ class FoundImage:
 
     pack: Path
     digest: str
-    mirror: Source | None
+    mirror: SourceKeys | None
     data_bytes: int
-    layer: Callable[[str], Source] | None = None
+    layer: Callable[[str], SourceKeys] | None = None
 
     def unpack(self, volume: VolumeDirectory, name: str) -> tuple[Seed, dict[str, Any]]:
         """Write the seed of a volume that is being made; return it, and what is kept of
@@ -176,7 +176,7 @@ def find_named_image(name: Name, access: RegistryAccess) -> FoundImage:
         assert found is not None
     manifest = store.manifest(found.digest)
 
-    def blob(digest: str) -> Source:
+    def blob(digest: str) -> SourceKeys:
         return _source_of(name, digest, access)
 
     return FoundImage(
@@ -188,7 +188,7 @@ def find_named_image(name: Name, access: RegistryAccess) -> FoundImage:
     )
 
 
-def _source_of(name: Reference, digest: str, access: RegistryAccess) -> Source:
+def _source_of(name: Reference, digest: str, access: RegistryAccess) -> SourceKeys:
     """Return where a blob of an image is, as a map is told of it."""
     from btrfs_ublk.image.layout import blob_name
 
@@ -200,15 +200,15 @@ def _source_of(name: Reference, digest: str, access: RegistryAccess) -> Source:
             "digest": digest,
             **_keys(access),
         }
-    keys: Source = {"ca_file": str(access.ca_file)} if access.ca_file else {}
+    keys: SourceKeys = {"ca_file": str(access.ca_file)} if access.ca_file else {}
     if name.is_in_bucket:
         key = f"{name.repository}/{blob_name(digest)}"
         return {"kind": "s3", "bucket": name.bucket, "key": key, **s3_keys(), **keys}
     return {"kind": "http", "url": f"{name.place}/{blob_name(digest)}", **keys}
 
 
-def _layer_of(layout: Layout) -> Callable[[str], Source]:
-    def layer(digest: str) -> Source:
+def _layer_of(layout: Layout) -> Callable[[str], SourceKeys]:
+    def layer(digest: str) -> SourceKeys:
         path = layout.blob(digest)
         if not path.is_file():
             raise UsageError(
@@ -236,8 +236,8 @@ def image_access(definition: VolumeDefinition) -> RegistryAccess:
     )
 
 
-def _keys(access: RegistryAccess) -> Source:
-    keys: Source = {}
+def _keys(access: RegistryAccess) -> SourceKeys:
+    keys: SourceKeys = {}
     for key in ("docker_config", "ca_file"):
         if (path := getattr(access, key)) is not None:
             keys[key] = str(path)
@@ -260,9 +260,9 @@ def refuse_another_image(volume: VolumeDirectory, definition: VolumeDefinition) 
         raise UsageError(f"volume {volume.name!r} {refusal}", hint=_STAYS_HINT)
 
 
-def _any_source(image: dict[str, Any]) -> Source | None:
+def _any_source(image: dict[str, Any]) -> SourceKeys | None:
     """Return one of the places where the data of an image are, if it has any."""
-    source: Source | None = image["source"]
+    source: SourceKeys | None = image["source"]
     return source or next((x["source"] for x in image.get("sources", ())), None)
 
 
@@ -274,7 +274,7 @@ def data_bytes_of(image: dict[str, Any]) -> int:
 
 
 def refuse_other_access(
-    source: Source | None, definition: VolumeDefinition
+    source: SourceKeys | None, definition: VolumeDefinition
 ) -> str | None:
     """Return why a definition does not fit an image whose data come from ``source``:
     how its registry is asked was kept with it. None: it fits."""
@@ -295,7 +295,7 @@ def _shown(value: object) -> str:
     return "off" if value is None else "on" if value is True else str(value)
 
 
-def _sources_of(image: dict[str, Any], directory: Path) -> list[tuple[int, Source]]:
+def _sources_of(image: dict[str, Any], directory: Path) -> list[tuple[int, SourceKeys]]:
     """Return all places where the data of an image are, as a map is told of them, with
     their offsets in the data."""
     from btrfs_ublk.image.pack import index_path, selection_path

@@ -26,7 +26,7 @@ from btrfs_ublk.base.private_dirs import (
     make_private,
 )
 from btrfs_ublk.base.signals import deferred
-from btrfs_ublk.content import Source
+from btrfs_ublk.content import SourceKeys
 from btrfs_ublk.device.locks import Lock, lock_file
 from btrfs_ublk.device.state import RUN_DIRECTORY, RUN_VARIABLE, check_name
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
@@ -91,7 +91,7 @@ class MadeFile:
     """
 
     path: str
-    source: Source
+    source: SourceKeys
     offset: int
     size_bytes: int
     is_whole: bool

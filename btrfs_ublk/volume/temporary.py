@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +11,21 @@ from pathlib import Path
 from btrfs_ublk.base.ledger import Ledger, process_ledger
 from btrfs_ublk.base.log import step
 from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.content import Addition, Source
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.kernel.beneath import opened_directory
 from btrfs_ublk.kernel.reflink import clone_beneath
 from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.seed import DEFAULT_FILENAME, MEGA_EXTENT, Seed, make_seed_by
 from btrfs_ublk.server.block_server import READY_TIMEOUT_S, BlockServer
-from btrfs_ublk.server.description import Segment
+from btrfs_ublk.server.description import LazySegment, Segment
 from btrfs_ublk.server.names import FrontEndName
+from btrfs_ublk.units import TIB
 from btrfs_ublk.volume.definition import (
     DEFAULT_READ_AHEAD_BYTES,
     DEFAULT_WRITABLE_BYTES,
 )
+from btrfs_ublk.volume.entry import VolumeFile, source_of
 from btrfs_ublk.volume.sprout import Sprout, sprout
 from btrfs_ublk.volume.virtual_file import assert_mapping
 from btrfs_ublk.volume.virtual_file import virtual_file_of as virtual_file_of
@@ -71,13 +74,37 @@ class Volume:
             raise UsageError(f"new file {path}: {error.strerror}") from error
         return path
 
+    def add_files(self, files: Mapping[str, str | Source]) -> None:
+        """Make files that are fetched when they are read, and directories for them:
+        ``files`` are paths in the volume, and where their bytes are, a URL or a Source.
+
+        They are mapped in the volume's LazySegment. Raises UsageError for a file that
+        exists or cannot be, Refused for a source that does not answer.
+        """
+        entries = _entries(files)
+        fetched = [entry for entry in entries if not entry.is_empty]
+        added = self.server.map().add(
+            [entry.source for entry in fetched],
+            [Addition(source=number) for number in range(len(fetched))],
+            names=[f"file {entry.path!r}" for entry in fetched],
+        )
+        places = {entry.path: at for entry, at in zip(fetched, added, strict=True)}
+        for entry in entries:
+            offset, size_bytes = 0, 0
+            if entry.path in places:
+                place = places[entry.path]
+                offset, size_bytes = place.offset, place.size_bytes
+            (self.target / entry.path).parent.mkdir(parents=True, exist_ok=True)
+            self.clone(entry.path, offset=offset, size_bytes=size_bytes)
+
 
 @contextmanager
 def volume(
     target: StrPath,
-    contents: Sequence[Segment],
+    contents: Sequence[Segment] | None = None,
     *,
-    virtual_data_size: int,
+    files: Mapping[str, str | Source] | None = None,
+    virtual_data_size: int | None = None,
     virtual_data_filename: str = DEFAULT_FILENAME,
     strategy: str = MEGA_EXTENT,
     writable_bytes: int = DEFAULT_WRITABLE_BYTES,
@@ -95,16 +122,32 @@ def volume(
     """Make a volume, mount it on the directory ``target``; remove all at the end.
 
     ``contents`` answer ranges of the virtual file (offsets count from its start); other
-    ranges give EIO. Sizes are bytes. ``strategy``, "mega-extent" or "fallocate", makes
-    the seed. Images go to a temporary directory below ``parent``. ``front_end``,
-    ``queues``, ``depth``, ``realtime``, ``cpus`` and ``ready_timeout_s`` are as for
-    BlockServer, ``read_ahead_bytes`` as for sprout(). ``observe(stage, thing)`` is
+    ranges give EIO. Sizes are bytes; ``virtual_data_size`` is by default up to the end
+    of ``contents``. ``files`` are as for add_files(); without ``contents``, there is
+    one LazySegment of 1 TiB, whose map and cache go as well. ``strategy``,
+    "mega-extent" or "fallocate", makes the seed. Images go to a temporary directory
+    below ``parent``. ``front_end``, ``queues``, ``depth``, ``realtime``, ``cpus`` and
+    ``ready_timeout_s`` are as for BlockServer, ``read_ahead_bytes`` as for sprout().
+    ``observe(stage, thing)`` is
     called at each stage: "seed" (a Seed), "server" (a BlockServer), "mapping" (a
-    PhysicalMap), "sprout" (a Sprout).
+    PhysicalMap), "sprout" (a Sprout). Raises UsageError for files or contents that
+    cannot be, Refused for a source that does not answer.
     """
     ledger = ledger or process_ledger()
+    _entries(files or {})  # nothing is made where they are wrong
     with ExitStack() as stack:
         directory = stack.enter_context(tempdir(parent=parent, ledger=ledger))
+        if contents is None:
+            contents = [
+                LazySegment(
+                    offset=0,
+                    length=virtual_data_size or TIB,
+                    map=directory / "map",
+                    cache=directory / "cache",
+                )
+            ]
+        if virtual_data_size is None:
+            virtual_data_size = max((one.end for one in contents), default=TIB)
         with step("make the seed"):
             seed = make_seed_by(
                 strategy,
@@ -141,4 +184,14 @@ def volume(
             )
         )
         observe("sprout", grown)
-        yield Volume(seed, server, grown)
+        made = Volume(seed, server, grown)
+        if files:
+            made.add_files(files)
+        yield made
+
+
+def _entries(files: Mapping[str, str | Source]) -> list[VolumeFile]:
+    return [
+        VolumeFile(name, source_of(at) if isinstance(at, str) else dict(at))
+        for name, at in files.items()
+    ]

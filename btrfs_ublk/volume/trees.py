@@ -23,7 +23,7 @@ from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.process import spawn
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.base.undo import undoing
-from btrfs_ublk.content import Source
+from btrfs_ublk.content import SourceKeys
 from btrfs_ublk.device.locks import Lock
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.attributes import NO_COW, add_attributes
@@ -90,7 +90,7 @@ class _Image:
     seed: Path
     subvolume: int
     data_bytes: int
-    source: Source | None
+    source: SourceKeys | None
     what: str
     new_data: Path | None = None
 
@@ -189,7 +189,7 @@ def add_tree(
             digests.write(work / "digests")
             size_bytes, unit, root = digests.size_bytes, report["unit"], digests.root
             kept = volume.trees / root
-            place: Source = {"kind": "file", "path": str(kept)}
+            place: SourceKeys = {"kind": "file", "path": str(kept)}
             one = _Image(
                 made / "seed.img",
                 report["layers"][-1]["subvolume"],
@@ -210,8 +210,8 @@ def add_tree(
 
 
 def _source(
-    mirror: Source, size_bytes: int, unit: int, root: str, work: Path
-) -> Source:
+    mirror: SourceKeys, size_bytes: int, unit: int, root: str, work: Path
+) -> SourceKeys:
     return mirror | {
         "size": size_bytes,
         "unit": unit,

@@ -24,6 +24,9 @@ install_python_package() {
             --no-build-isolation --config-settings editable-verbose=true \
             --editable "$PROJECT${extra:+[$extra]}" ||
             die "the package was not built; see above (no network?)"
+        # Type checkers run no import hooks: here they find the sources, and py.typed.
+        ln -sfnT "$PROJECT/btrfs_ublk" "$("$VENV/bin/python" -c \
+            'import sysconfig; print(sysconfig.get_path("purelib"))')/btrfs_ublk"
         # Any extra includes the package itself, and the developers' all others.
         echo "$state" | tee "$stamp" >"$VENV/btrfs-ublk-installed"
         if [ "$extra" = dev ]; then

@@ -34,6 +34,8 @@ for source in re.findall(
 ):
     EXAMPLES.append(("README", source))
 
+#: Of what examples fetch: no whole blocks.
+SIZE_BYTES = (1 << 20) + 5
 #: What examples fetch.
 _URL = re.compile(r"http://[a-z0-9.]+:8000/([a-z.]+)")
 
@@ -67,8 +69,7 @@ def test_users_are_checked_by_mypy_strict(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         timeout=240,
-        cwd=PROJECT,
-        env=os.environ | {"MYPYPATH": str(PROJECT)},
+        cwd=tmp_path,
     )
     lines = done.stdout.splitlines()
     errors = [line for line in lines if "error:" in line]
@@ -90,15 +91,19 @@ def test_example(need: Need, sparse_path: Path, number: int) -> None:
         if wanted:
             need(NGINX)
             server = stack.enter_context(web_server(sparse_path / "web"))
-            (server.files / wanted[1]).write_bytes(os.urandom(1 << 20))
+            (server.files / wanted[1]).write_bytes(os.urandom(SIZE_BYTES))
             source = source.replace(wanted[0], server.url(f"files/{wanted[1]}"))
         (sparse_path / "mnt").mkdir()
-        subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-c", source],
             check=True,
+            stdout=subprocess.PIPE,
+            text=True,
             timeout=240,
             cwd=sparse_path,
             env=os.environ
             | {VOLUMES_VARIABLE: str(sparse_path / "volumes")}
             | {"TMPDIR": str(sparse_path)},
         )
+        if "print(len(" in source:
+            assert str(SIZE_BYTES) in done.stdout.split()

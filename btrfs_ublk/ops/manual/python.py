@@ -10,7 +10,7 @@ from functools import cache
 from importlib import import_module
 from re import sub
 from types import ModuleType
-from typing import Any
+from typing import Any, is_typeddict
 
 from btrfs_ublk import api
 from btrfs_ublk.ops.manual.signatures import (
@@ -96,8 +96,14 @@ def _section(name: str, module: str) -> Iterator[str]:
 
 
 def _class(name: str, class_: type) -> Iterator[str]:
-    head = "@dataclass\n" * is_dataclass(class_) + f"class {name}"
-    yield from _fenced(signature(head, class_))
+    if is_typeddict(class_):
+        (node,) = ast.parse(inspect.getsource(class_)).body
+        assert isinstance(node, ast.ClassDef)
+        del node.body[0]  # the docstring, which follows
+        yield from _fenced(ast.unparse(node))
+    else:
+        head = "@dataclass\n" * is_dataclass(class_) + f"class {name}"
+        yield from _fenced(signature(head, class_))
     for base in class_.__bases__:
         if _is_public(base):
             yield from ("", f"Base: {_link(base.__name__)}.")

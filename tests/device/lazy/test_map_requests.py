@@ -54,12 +54,13 @@ def test_what_is_added_can_be_read_at_once(run: Run, data: Path) -> None:
     length = -(-data.stat().st_size // 4096) * 4096
     source = {"kind": "file", "path": str(data), "unit": MAP_UNIT}
     added = server.map_add([source], [Addition(length=length)])
-    assert added == [Added(0, False, length)]
+    size_bytes = data.stat().st_size
+    assert added == [Added(0, False, length, size_bytes)]
     expected = data.read_bytes().ljust(length, b"\0")
     assert read_direct(server.device, 0, length) == expected
     # Once more changes nothing, and finds the same place.
     assert server.map_add([source], [Addition(length=length)]) == [
-        Added(0, True, length)
+        Added(0, True, length, size_bytes)
     ]
     server.stop()
     server = run()
@@ -77,8 +78,8 @@ def test_the_rest_of_a_source(run: Run, data: Path) -> None:
     whole, tail = server.map_add(
         [source], [Addition(), Addition(source_offset=blocks - 8192)]
     )
-    assert whole == Added(0, False, blocks)
-    assert tail == Added(blocks, False, 8192)
+    assert whole == Added(0, False, blocks, size)
+    assert tail == Added(blocks, False, 8192, size - blocks + 8192)
     expected = data.read_bytes().ljust(blocks, b"\0")
     assert read_direct(server.device, 0, blocks) == expected
     assert read_direct(server.device, blocks, 8192) == expected[-8192:]
@@ -98,7 +99,9 @@ def test_batches_of_any_size(run: Run) -> None:
             )
             for number in range(count)
         ]
-        expected = [Added(base + 8192 * number, False, 4096) for number in range(count)]
+        expected = [
+            Added(base + 8192 * number, False, 4096, 4096) for number in range(count)
+        ]
         assert server.map_add([MEMSET, MAP_PATTERN], additions) == expected
         again = server.map_add([MEMSET, MAP_PATTERN], additions)
         assert all(added.existed for added in again)

@@ -118,12 +118,12 @@ def test_files_of_a_volume_are_fetched_in_parallel_processes(
         @pytest.fixture(scope="module")
         def volume(btrfs_ublk_volume_factory_module, btrfs_ublk_range_server_module):
             server = btrfs_ublk_range_server_module
-            urls = {"data": server.put("the data", DATA), "o": server.put("o", DATA)}
+            urls = {"a/data": server.put("the data", DATA), "o": server.put("o", DATA)}
             return btrfs_ublk_volume_factory_module(files=urls)
 
         @pytest.mark.parametrize("number", range(4))
         def test_it(volume, number, btrfs_ublk_range_server_module):
-            path = volume.target / "data"
+            path = volume.target / "a/data"
             assert path.stat().st_size == len(DATA)
             with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=1) as map:
                 assert map[number * 700_000:][:9] == DATA[number * 700_000:][:9]

@@ -58,7 +58,7 @@ def test_the_reference_of_python_reads_well() -> None:
     assert 'def parse_size(text: str, *, what: str = "size") -> int\n' in text
     assert "@contextmanager\ndef supervised_device(\n" in text
     assert "    options: DeviceOptions = DeviceOptions(),\n" in text
-    assert "\nSource = dict[str, Any]\n" in text
+    assert "\nclass Source(Mirror, total=False):\n" in text
     assert '    front_end: Literal["auto", "ublk", "fuse"] = "auto",\n' in text
     assert "- `VolumeFile.parse(text: str) -> VolumeFile`: " in text
     assert "\n- `deadline_s`: " in text and "; `None`: it waits for ever." in text
