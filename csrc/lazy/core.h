@@ -30,6 +30,8 @@ enum {
 	HASH_ALONE_BYTES = 256 << 10,
 	/* of one mirror for one unit, after which the unit does not ask it again */
 	WRONG_ANSWERS_MAX = 3,
+	/* More units than requests of a device that wait at once, mostly. */
+	MISSED_MAX = 256,
 };
 
 /*
@@ -192,6 +194,13 @@ struct disk_error {
 
 enum { DISK_OF_MAP, DISK_OF_CACHE, DISKS };
 
+/* A unit that a read has waited for in vain, until a moment ago. */
+struct missed {
+	const struct source *source;
+	uint64_t number;
+	uint64_t until_ns;
+};
+
 struct core {
 	struct core_options options;
 	struct fetcher *fetcher; /* only handed on to mirrors */
@@ -229,6 +238,9 @@ struct core {
 	bool ending;		 /* atomic: nothing begins any more */
 	uint64_t flush_until_ns; /* when `ending`: no unit is put in the cache after that */
 	struct link reads;	 /* all reads that wait */
+	struct missed missed[MISSED_MAX]; /* a ring, which read.c explains */
+	unsigned missed_next;
+	uint64_t missed_until_ns; /* of the newest */
 	struct fetch_counts counts;
 	struct process_counts processes;
 	struct disk_error disks[DISKS];

@@ -6,8 +6,55 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/relaxed.h"
 #include "lazy/layout.h"
+
+/*
+ * For one read of a file, the kernel may ask for the same block up to four times, each time within
+ * milliseconds of the error before: to read ahead, for the page itself (filemap_read()), and both
+ * again for a page fault. A reader is to wait for one deadline, not for four; so what was waited
+ * for in vain fails at once for so long.
+ */
+#define REPEAT_NS (250 * NS_PER_MS)
+
+static struct missed *find_missed(struct core *core, const struct source *source, uint64_t number,
+				  uint64_t now_ns)
+{
+	if (now_ns >= core->missed_until_ns)
+		return NULL;
+	for (unsigned i = 0; i < MISSED_MAX; i++) {
+		struct missed *missed = &core->missed[i];
+
+		if (missed->source == source && missed->number == number &&
+		    now_ns < missed->until_ns)
+			return missed;
+	}
+	return NULL;
+}
+
+/* Takes down the units that a read has waited for, and the one that failed, or NULL. */
+static void take_down(const struct lazy_read *read, const struct read_unit *failed)
+{
+	struct core *core = read->core;
+	uint64_t first = unit_of(read->source, read->offset), now_ns = clock_now_ns();
+
+	if (now_ns - read->began_ns < REPEAT_NS)
+		return; /* little was waited for: it may be tried again */
+	core->missed_until_ns = now_ns + REPEAT_NS;
+	for (unsigned i = 0; i < read->count; i++) {
+		const struct read_unit *unit = &read->units[i];
+
+		if (unit != failed && !link_is_in_list(&unit->subscription.link))
+			continue;
+		core->missed[core->missed_next] = (struct missed){
+			.source = read->source,
+			.number = first + i,
+			.until_ns = core->missed_until_ns,
+		};
+		core->missed_next = (core->missed_next + 1) % MISSED_MAX;
+	}
+}
 
 /* Zeroes the bytes between the end of the source and the end of its last block. */
 static void clear_tail(const struct lazy_read *read)
@@ -61,7 +108,10 @@ static void copy(const struct lazy_read *read, const struct unit *unit)
 static void unit_is_right(struct subscription *subscription, const struct unit *unit)
 {
 	struct lazy_read *read = container_of(subscription, struct read_unit, subscription)->read;
+	struct missed *missed = find_missed(read->core, unit->source, unit->number, clock_now_ns());
 
+	if (missed)
+		missed->until_ns = 0;
 	if (is_in_place(read, unit)) {
 		read->found = unit->data +
 			      (read->offset - unit_extent(unit->source, unit->number).offset);
@@ -75,7 +125,11 @@ static void unit_is_right(struct subscription *subscription, const struct unit *
 
 static void unit_failed(struct subscription *subscription, int err)
 {
-	end_read(container_of(subscription, struct read_unit, subscription)->read, err);
+	struct read_unit *unit = container_of(subscription, struct read_unit, subscription);
+	struct lazy_read *read = unit->read;
+
+	take_down(read, unit);
+	end_read(read, err);
 }
 
 static const struct subscription_ops read_ops = {
@@ -93,6 +147,7 @@ static void deadline_passed(struct timer *timer)
 	event_log(&(struct event){ .name = "deadline_missed", .source = read->source },
 		  "%u bytes at %llu did not come in time", read->length,
 		  (unsigned long long)read->offset);
+	take_down(read, NULL);
 	end_read(read, -EIO);
 }
 
@@ -102,6 +157,11 @@ static int wait_for_units(struct lazy_read *read)
 	uint64_t last = unit_of(read->source, read->offset + read->length - 1);
 	unsigned count = (unsigned)(last - first + 1);
 
+	for (uint64_t number = first; number <= last; number++) {
+		if (read->deadline_ns != FETCHER_NO_DEADLINE &&
+		    find_missed(read->core, read->source, number, read->began_ns))
+			return -EIO;
+	}
 	read->units = count == 1 ? &read->only : calloc(count, sizeof(*read->units));
 	for (; read->units && read->count < count; read->count++) {
 		struct read_unit *unit = &read->units[read->count];
@@ -125,6 +185,7 @@ static void begin_read(struct core *core, struct completion *completion)
 	struct lazy_read *read = container_of(completion, struct lazy_read, sent);
 
 	read->core = core;
+	read->began_ns = clock_now_ns();
 	read->units = &read->only;
 	read->count = 0;
 	read->deadline = (struct timer){ .expire = deadline_passed };

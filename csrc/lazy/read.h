@@ -38,6 +38,7 @@ struct lazy_read {
 	struct completion sent;
 	struct core *core;
 	struct timer deadline;
+	uint64_t began_ns;
 	struct link link;
 	struct read_unit only, *units; /* most reads have one unit */
 	unsigned count, left;

@@ -186,6 +186,30 @@ def test_a_deadline_when_half_of_it_came(sanitized_build: Path, tmp_path: Path) 
         assert all(answers[read].result == 0 for read in good)
 
 
+def test_a_repeated_read_has_no_second_deadline(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """The kernel repeats at once what has failed; later, a read waits again."""
+    end = threading.Event()
+
+    def hang(_: str) -> bytes:
+        end.wait()
+        return b""
+
+    with (
+        scripted_server(hang) as server,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        number = shell.add(source(server))
+        for offset, length, missed in ((0, 2 * UNIT, 1), (UNIT, 4096, 1)):
+            assert shell.read(number, offset, length, deadline_s=1).result == -errno.EIO
+            assert shell.stats()["deadlines_missed"] == missed
+        time.sleep(0.3)
+        assert shell.read(number, 0, 4096, deadline_s=1).result == -errno.EIO
+        assert shell.stats()["deadlines_missed"] == 2
+        end.set()
+
+
 def test_a_token_that_nobody_waits_for(sanitized_build: Path, tmp_path: Path) -> None:
     """A request for one is not kept beyond those who want it, so the shell can end."""
     end = threading.Event()

@@ -290,6 +290,7 @@ def faults(build: Path, tmp_path: Path, data: bytes, kind: str, percent: int) ->
                 assert answer in (errno.EIO, virtual.content(unit * UNIT, BLOCK))
             assert failed == (2 if percent == 100 else 0)
             fault.on = False
+            time.sleep(0.3)  # what has just failed fails at once
             for unit in range(64):
                 wanted = virtual.content(unit * UNIT, UNIT)
                 assert shell.request(f"read {unit * UNIT} {UNIT}") == wanted
