@@ -78,8 +78,16 @@ def setup(store: Path, file: Path | None, write: bool, undo: bool) -> None:
     elif write:
         changed = conf.with_store(store)
         PodmanStore(store).make()  # podman fails for one that is missing
+        is_new = not conf.path.exists()
         changed.write()
         click.echo(f"{conf.path}: {store} added")
+        if is_new:
+            click.echo(
+                "podman now warns users whose images it keeps with another driver, such"
+                " as vfs, with each command; with a"
+                " ~/.config/containers/storage.conf of theirs, it does not",
+                err=True,
+            )
     else:
         click.echo(conf.lines(store), nl=False)
 

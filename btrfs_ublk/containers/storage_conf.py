@@ -29,11 +29,12 @@ _TABLE = re.compile(
     r"""^[ \t]*\[[ \t]*storage[ \t]*\.[ \t]*options[ \t]*\][^\n]*\n""", re.MULTILINE
 )
 #: A file that is there has to say what else is podman's default.
-_STORAGE = """\
+_GRAPHROOT = "/var/lib/containers/storage"
+_STORAGE = f"""\
 [storage]
 driver = "overlay"
 runroot = "/run/containers/storage"
-graphroot = "/var/lib/containers/storage"
+graphroot = "{_GRAPHROOT}"
 """
 
 
@@ -79,6 +80,13 @@ class StorageConf:
             raise UsageError(
                 f"{self.path} has the driver {driver!r}, and the store is for overlay",
                 hint='only with driver = "overlay" can podman see images of volumes',
+            )
+        root = storage.get("graphroot") if isinstance(storage, dict) else None
+        if _has_only_vfs(Path(str(root or _GRAPHROOT))):
+            raise UsageError(
+                f"podman keeps its images in {root or _GRAPHROOT} with the driver "
+                "'vfs', and the store is for overlay",
+                hint="podman system reset deletes them, and makes it choose anew",
             )
         there = _stores(before)
         if there:
@@ -128,6 +136,14 @@ class StorageConf:
             raise BtrfsUblkError(
                 f"cannot write {self.path}: {error.strerror or error}"
             ) from error
+
+
+def _has_only_vfs(graphroot: Path) -> bool:
+    # NB: podman goes on with the driver that its database has, and says so with each
+    # command.
+    return (graphroot / "vfs-images").is_dir() and not (
+        graphroot / "overlay-images"
+    ).is_dir()
 
 
 def _vendor_text() -> str:

@@ -129,6 +129,17 @@ def test_what_is_not_understood_stays(before: str, what: str, tmp_path: Path) ->
     assert file.read_text() == before and not (tmp_path / "store").exists()
 
 
+def test_images_of_vfs_are_not_shut_out(tmp_path: Path) -> None:
+    file, vfs = tmp_path / "storage.conf", tmp_path / "graph" / "vfs-images"
+    vfs.mkdir(parents=True)
+    file.write_text(f'[storage]\ngraphroot = "{vfs.parent}"\n')
+    with pytest.raises(UsageError, match="with the driver 'vfs'"):
+        podman("setup", "--write", "--file", file, "--store", tmp_path / "store")
+    words = ["setup", "--write", "--file", str(tmp_path / "new.conf")]
+    done = CliRunner().invoke(command, [*words, "--store", str(tmp_path / "store")])
+    assert "such as vfs" in done.output
+
+
 IMAGE = BaseImage(
     name=parse_reference("localhost/app:1"),
     media_type=MANIFEST,
