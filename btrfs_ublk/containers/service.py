@@ -29,6 +29,7 @@ from btrfs_ublk.containers.snapshots import (
 )
 from btrfs_ublk.containers.store import Kind, RefusedError, Snapshot
 from btrfs_ublk.device.locks import lock_file
+from btrfs_ublk.device.state import RUN_DIRECTORY, RUN_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 
 log = logging.getLogger(__name__)
@@ -223,7 +224,7 @@ def serving(
         raise UsageError(
             f"{root} is served by another process", hint="one at a time: stop that one"
         )
-    with lock:
+    with lock, _only_one_of_its_devices():
         snapshots = Snapshots(snapshots_root, options, mode=mode)
         try:
             handlers = [_handlers(_Service(snapshots)), _status_handler(snapshots)]
@@ -239,6 +240,24 @@ def serving(
                 path.unlink(missing_ok=True)
         finally:
             snapshots.close()
+
+
+@contextmanager
+def _only_one_of_its_devices() -> Iterator[None]:
+    """Raise UsageError where another snapshotter has the directory of devices: those
+    of images have the same names with both."""
+    run = Path(os.environ.get(RUN_VARIABLE) or RUN_DIRECTORY)
+    hint = f"name another one in {RUN_VARIABLE}"
+    make_private(run, what="run directory", hint=hint)
+    path = run / "snapshotter.lock"
+    lock = lock_file(path)
+    if lock is None:
+        raise UsageError(f"another snapshotter has its devices in {run}", hint=hint)
+    with lock:
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def _start(path: Path, handlers: list[grpc.GenericRpcHandler]) -> grpc.Server:

@@ -31,6 +31,7 @@ from btrfs_ublk.containers.filters import lookup_of, parse_filters
 from btrfs_ublk.containers.service import serving
 from btrfs_ublk.containers.snapshots import MODE, Snapshots
 from btrfs_ublk.containers.store import Kind, SnapshotStore
+from btrfs_ublk.device.state import RUN_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.btrfs import create_subvolume, delete_subvolumes
 
@@ -317,8 +318,15 @@ def test_one_process_has_a_root(client: Client, root: Path) -> None:
 
 
 @native
-def test_the_socket_of_another_root_is_not_taken(client: Client, root: Path) -> None:
+def test_the_socket_of_another_root_is_not_taken(
+    client: Client, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor its devices."""
     socket = root.with_suffix(".sock")
+    with pytest.raises(UsageError, match="another snapshotter has its devices in"):
+        with serving(root.with_name("other"), root.with_suffix(".other")):
+            pass
+    monkeypatch.setenv(RUN_VARIABLE, str(root.with_name("run")))
     with pytest.raises(UsageError, match="another process listens on .*root.sock"):
         with serving(root.with_name("other"), socket):
             pass
