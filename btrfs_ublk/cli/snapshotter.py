@@ -276,6 +276,7 @@ def config_command(root: Path, socket: Path, name: str, has_diff: bool) -> None:
 [proxy_plugins.{name}]
   type = "snapshot"
   address = "{socket}"
+  capabilities = ["remap-ids"]
   [proxy_plugins.{name}.exports]
     enable_remote_snapshot_annotations = "true"
     root = "{root}"

@@ -65,6 +65,12 @@ Mode = Literal["snapshot", "overlay"]
 DEFAULT_MODE: Mode = "snapshot"
 #: Label of a container: its mode.
 MODE = "containerd.io/snapshot/btrfs-ublk.mode"
+#: Labels of a container with a user namespace, by the options that have containerd 2
+#: mount with these IDs: Prepare() gets them where we have the capability remap-ids.
+_ID_MAPS = {
+    "uidmap": "containerd.io/snapshot/uidmapping",
+    "gidmap": "containerd.io/snapshot/gidmapping",
+}
 
 _TOP_MODE = 0o755  # of an empty snapshot's top directory
 
@@ -216,8 +222,12 @@ class Snapshots:
         # before this one's is written.
         above = self._path(self._store.get(parent)) if parent else None
         # Layers that are unpacked are committed at once: an overlay would be no use.
+        # With mapped IDs, what a container writes has the host's in an overlay, and the
+        # container's own in a snapshot, which a commit wants.
         is_overlay = (
-            kind is Kind.ACTIVE and mode == "overlay" and SNAPSHOT_REF not in labels
+            kind is Kind.ACTIVE
+            and mode == "overlay"
+            and labels.keys().isdisjoint({SNAPSHOT_REF, *_ID_MAPS.values()})
         )
         made = self._store.add(key, parent, kind, labels, overlay=is_overlay)
         if _has_directory(made):
@@ -259,16 +269,18 @@ class Snapshots:
     def _mounts_of(self, found: Snapshot) -> list[SnapshotMount]:
         shown = found if _has_directory(found) else self._store.get(found.parent)
         if found.overlay == "mounted":
-            options = mount_options(self._path(found))
-            return [SnapshotMount("overlay", "overlay", options)]
+            overlay = mount_options(self._path(found))
+            return [SnapshotMount("overlay", "overlay", overlay)]
         if found.overlay:
             raise RefusedError(
                 Refusal.FAILED_PRECONDITION,
                 f"snapshot {found.name!r} is being committed: commit it again, or "
                 "remove it",
             )
-        access = "ro" if found.kind is Kind.VIEW else "rw"
-        return [SnapshotMount("bind", str(self._path(shown)), ("rbind", access))]
+        options = ["rbind", "ro" if found.kind is Kind.VIEW else "rw"]
+        if found.labels.keys() >= set(_ID_MAPS.values()):
+            options += [f"{key}={found.labels[of]}" for key, of in _ID_MAPS.items()]
+        return [SnapshotMount("bind", str(self._path(shown)), options)]
 
     def commit(
         self, name: str, key: str, labels: Mapping[str, str], *, parent: str = ""

@@ -36,6 +36,31 @@ def test_a_container_runs_on_a_snapshot(host: Host, image: Path) -> None:
         wait_until(lambda: not os.listdir(directory), timeout_s=TIMEOUT_S)
 
 
+@pytest.mark.containerd2
+@pytest.mark.parametrize("mode", ["snapshot", "overlay"])
+def test_a_container_has_a_user_namespace(host: Host, image: Path, mode: str) -> None:
+    """No file is changed for that: its mount has other IDs."""
+    if not containerd.is_containerd_2():
+        pytest.skip("containerd 1 changes the owner of each file")
+    host.options += ["--mode", mode]
+    for path in (host.work, host.work.parent):  # runc goes there without privileges
+        path.chmod(0o711)
+    with host.snapshotter(), host.containerd():
+        host.ctr("images", "import", "--snapshotter", NAME, image)
+        script = "cat /proc/self/uid_map; echo x > /etc/new; stat -c %u:%g / /etc/new"
+        words = host.ctr(
+            *("run", "--uidmap", "0:100000:65536", "--gidmap", "0:200000:65536"),
+            *("--remap-labels", "--snapshotter", NAME, IMAGE, "one"),
+            *("/bin/sh", "-c", script),
+        )
+        assert words.split() == ["0", "100000", "65536", "0:0", "0:0"]
+        assert sorted(host.snapshots().values()) == ["Active", "Committed", "Committed"]
+        (active,) = _active_directories(host.root)
+        status = (active / "etc/new").stat()
+        assert (status.st_uid, status.st_gid) == (0, 0)
+        host.ctr("containers", "delete", "one")
+
+
 def test_a_container_survives_its_snapshotter(host: Host, image: Path) -> None:
     wait = "until [ -e /go ]; do sleep 0.1; done; cat /etc/name"
     with ExitStack() as stack:

@@ -731,3 +731,20 @@ def test_wrong_filters(text: str, words: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_filters([text])
     assert words in str(caught.value)
+
+
+@native
+def test_ids_of_a_user_namespace(root: Path) -> None:
+    """Which an overlay would have the host's of."""
+    labels = {
+        f"containerd.io/snapshot/{kind}mapping": "0:100000:65536"
+        for kind in ("uid", "gid")
+    }
+    socket = root.with_suffix(".sock")
+    with serving(root, socket, mode="overlay"), connected(socket) as client:
+        client.call("Prepare", key="base", labels=labels)
+        client.commit("base-image", "base")
+        client.call("Prepare", key="one", parent="base-image", labels=labels)
+        (mount,) = client.call("Mounts", key="one").mounts
+        maps = ["uidmap=0:100000:65536", "gidmap=0:100000:65536"]
+        assert mount.type == "bind" and mount.options == ["rbind", "rw", *maps]
