@@ -75,7 +75,10 @@ static int take(struct acl_entry *entry, int tag, int permissions, int id, const
 	if (tag < 0 || permissions & ~7)
 		return error_set(error, -EINVAL, "an ACL that is not one of POSIX");
 	if (has_id && id < 0) {
-		error_set_hint(error, "make the tar with --numeric-owner");
+		/* NB: GNU tar's --acls writes names also with --numeric-owner. */
+		error_set_hint(error, "make the tar, or the layer, with `tar --xattrs "
+				      "--xattrs-include='*'` instead of --acls, or with "
+				      "`bsdtar`, which write numbers");
 		return error_set(error, -EINVAL, "an ACL names \"%s\", and no number of it",
 				 name ? name : "");
 	}

@@ -203,6 +203,17 @@ def test_acls_as_text(shell: Shell, in_memory: Path) -> None:
     header.pax_headers = {"SCHILY.acl.access": "user::rw-\nuser:lena:r--\n"}
     said = refusal(shell, f"tar:{make_tar(in_memory / 'tar', header)}")
     assert '"file": an ACL names "lena", and no number of it' in said
+    # What the hint says.
+    (in_memory / "file").touch()
+    os.setxattr(
+        in_memory / "file", "system.posix_acl_access", adversarial_tree.ACCESS_ACL
+    )
+    words = ["tar", "--xattrs", "--xattrs-include=*", "-C", in_memory, "-cf"]
+    subprocess.run([*words, in_memory / "numbers", "file"], check=True, timeout=60)
+    (model,) = models(shell, f"tar:{in_memory / 'numbers'}")
+    assert dict(tree_of(model)[b"file"].xattrs) == {
+        b"system.posix_acl_access": adversarial_tree.ACCESS_ACL
+    }
 
 
 def make_tar(path: Path, *headers: Member) -> Path:
