@@ -33,7 +33,7 @@ from btrfs_ublk.containers.store import (
     RefusedError,
     SnapshotStore,
 )
-from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import SEALED_IN, InvalidImageError
 from btrfs_ublk.image.policy import RefusedImageError, read_policy
@@ -59,6 +59,8 @@ _HEX_DIGITS = 16  # of a digest, in names
 #: containerd asks once for each layer: those of an image that cannot be opened shall
 #: not wait one after the other.
 _RETRY_S = 30.0
+#: What is still mounted elsewhere is removed so much later, tried again and again.
+_AGAIN_S = 30.0
 #: Images that come up at once at the start.
 _STARTING = 8
 _ASKING = 16  # servers that are asked at once
@@ -136,10 +138,12 @@ class Images:
         #: By reference: when its index was looked for, and its digest, if there is one.
         self._looked_up: dict[str, tuple[float, str | Exception | None]] = {}
         self._problems: dict[str, str] = {}
+        self._leaving: set[str] = set()  # those that a thread tries to remove
         self._asking = Counter[str]()  # places whose registries are asked
         self.fallbacks = Counter[str]()
         self._logins = KubeletLogins(root / "logins", options.plugins, options.access)
         self._pool = ThreadPoolExecutor(_STARTING, thread_name_prefix="images")
+        self._ended = threading.Event()
         self._logins.retain(parse_reference(x.name) for x in store.images())
 
     def start(self) -> None:
@@ -165,10 +169,14 @@ class Images:
         try:
             if not self._remove_unused(digest):
                 self.mount_of(digest)
+        except LeftoverError as error:
+            log.warning("%s", str(error))
+            self._remove_later(digest)
         except Exception as error:  # nobody else reports it
             log.warning("image %s does not come up: %s", digest, str(error))
 
     def close(self) -> None:
+        self._ended.set()
         self._pool.shutdown(cancel_futures=True)
         self._logins.close()
 
@@ -448,12 +456,35 @@ class Images:
 
     def cleanup(self) -> None:
         """Remove the images on which no snapshot stands any more. One that is being
-        opened stays, and so does one that is still mounted elsewhere."""
+        opened stays, and one that is still mounted elsewhere until it is not."""
         for image in self._store.images(unused=True):
             try:
                 self._remove_unused(image.digest)
+            except LeftoverError as error:
+                log.warning("%s", str(error))
+                self._remove_later(image.digest)
             except BtrfsUblkError as error:
                 log.warning("%s", str(error))
+
+    def _remove_later(self, digest: str) -> None:
+        with self._lock:
+            if digest in self._leaving:
+                return
+            self._leaving.add(digest)
+        threading.Thread(target=self._leave, args=[digest], daemon=True).start()
+
+    def _leave(self, digest: str) -> None:
+        while not self._ended.wait(_AGAIN_S):
+            try:
+                self._remove_unused(digest)
+                break
+            except LeftoverError:
+                continue  # it has been said
+            except Exception as error:  # nobody else reports it
+                log.warning("%s", str(error))
+                break
+        with self._lock:
+            self._leaving.discard(digest)
 
     def _remove_unused(self, digest: str) -> bool:
         """Remove an image that no snapshot needs, unless it is being opened. Returns

@@ -31,6 +31,7 @@ from support.waiting import wait_until
 
 from btrfs_ublk.base.private_dirs import VOLUMES_VARIABLE
 from btrfs_ublk.base.process import run
+from btrfs_ublk.containers import images
 from btrfs_ublk.containers.images import IMAGE_REF, MANIFEST_DIGEST
 from btrfs_ublk.containers.service import serving
 from btrfs_ublk.containers.status import ask
@@ -105,6 +106,33 @@ def test_an_image_arrives_when_it_is_read(place: Place, root: Path) -> None:
         drop(client, lower)
         assert list_volumes() == [] and ImageStore().images() == []
         assert os.listdir(root / "images") == [] and state(root).images == []
+
+
+def test_an_image_goes_when_another_mount_namespace_has_ended(
+    place: Place, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "_AGAIN_S", 0.5)
+    image = place.push("team/app", *some_layers())
+    with served(place, root) as client:
+        top = pull(client, image)
+        lower = client.info(top).parent
+        words = [
+            "unshare",
+            "-m",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            "echo; read x",
+        ]
+        with subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as other:
+            assert other.stdout is not None and other.stdout.readline()
+            drop(client, top, lower)
+            assert [one.is_up for one in list_volumes()] == [True]
+            other.communicate(b"\n", timeout=60)
+        wait_until(lambda: list_volumes() == [] and ImageStore().images() == [])
 
 
 def test_buildkit_has_names_of_its_own_for_layers(place: Place, root: Path) -> None:
