@@ -182,3 +182,9 @@ def test_tests_that_are_named_exist() -> None:
 def test_no_conflict_is_left(document: Path) -> None:
     """What a merge leaves reads as text."""
     assert not re.findall(r"^(?:<{7} |>{7} |={7}$)", document.read_text(), re.M)
+
+
+def test_pictures_need_no_variables_of_css() -> None:
+    """Programs that are no browsers, such as librsvg, draw what has one in black."""
+    pictures = sorted((PROJECT / "docs").rglob("*.svg"))
+    assert pictures and not [x for x in pictures if "var(--" in x.read_text()]
