@@ -42,11 +42,12 @@ def parse_block_size(text: str, *, what: str = "size") -> int:
     """Parse, as parse_size() does, a positive multiple of BLOCK_BYTES."""
     size_bytes = parse_size(text, what=what)
     if size_bytes <= 0 or size_bytes % BLOCK_BYTES:
-        near = max(BLOCK_BYTES, size_bytes // BLOCK_BYTES * BLOCK_BYTES)
+        near = size_bytes // BLOCK_BYTES * BLOCK_BYTES
+        nearest = f"the nearest are {near} and {near + BLOCK_BYTES}"
         raise UsageError(
             f"{what} {text!r} ({size_bytes} bytes) is not a positive multiple of "
             f"{BLOCK_BYTES} bytes",
-            hint=f"the nearest are {near} and {near + BLOCK_BYTES}",
+            hint=nearest if near > 0 else "give a unit: 64M, 1G",
         )
     return size_bytes
 

@@ -205,7 +205,7 @@ def _describe(seed: Seed, path: Path, map_path: Path, cache: Path | None) -> Non
 
 
 @command.command()
-@click.argument("path", type=PathType())
+@click.argument("path", type=PathType(exists=True, dir_okay=False))
 @json_option
 def inspect(path: Path, as_json: bool) -> None:
     """Print the layout of a seed, or of any btrfs.
@@ -221,7 +221,7 @@ def inspect(path: Path, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("path", type=PathType())
+@click.argument("path", type=PathType(exists=True, dir_okay=False))
 @click.option("--no-btrfs-check", is_flag=True, help="Leave `btrfs check` out.")
 @json_option
 def check(path: Path, no_btrfs_check: bool, as_json: bool) -> int:

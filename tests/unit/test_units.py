@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from btrfs_ublk.units import EIB, GIB, KIB, MIB, format_size
+from btrfs_ublk.errors import UsageError
+from btrfs_ublk.units import EIB, GIB, KIB, MIB, format_size, parse_block_size
 
 
 @pytest.mark.parametrize(
@@ -24,3 +25,13 @@ from btrfs_ublk.units import EIB, GIB, KIB, MIB, format_size
 )
 def test_the_unit_fits_what_is_printed(size_bytes: int, text: str) -> None:
     assert format_size(size_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [("1", "give a unit"), ("0", "give a unit"), ("5000", "4096 and 8192")],
+)
+def test_a_hint_is_no_size_that_is_refused_next(text: str, hint: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_block_size(text)
+    assert hint in str(refused.value.hint)

@@ -127,6 +127,7 @@ def test_an_empty_path_is_not_this_directory(path: str) -> None:
             "image inspect r.example/a:1 --ca-file /",
             "'--ca-file': File '/' is a direct",
         ),
+        ("seed check /no/s", "File '/no/s' does not exist"),
         ("prefetch x --trace /no/t", "'--trace': File '/no/t' does not exist"),
         (
             "site-cache check http://h:1 --object http://h/x --token-file /no/t",
