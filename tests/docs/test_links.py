@@ -188,3 +188,11 @@ def test_pictures_need_no_variables_of_css() -> None:
     """Programs that are no browsers, such as librsvg, draw what has one in black."""
     pictures = sorted((PROJECT / "docs").rglob("*.svg"))
     assert pictures and not [x for x in pictures if "var(--" in x.read_text()]
+
+
+def test_all_variables_of_the_environment_are_told_of() -> None:
+    told = (PROJECT / "docs/reference/environment.md").read_text()
+    read = set()
+    for path in (*PROJECT.glob("btrfs_ublk/**/*.py"), *PROJECT.glob("csrc/**/*.c")):
+        read |= set(re.findall(r'"(BTRFS_UBLK_[A-Z_]+)["=]', path.read_text()))
+    assert read and not [name for name in sorted(read) if f"`{name}`" not in told]
