@@ -146,7 +146,8 @@ class FetcherStats:
     process that asks servers: "running", how many have "started", "died", or
     "failed" to start, and what it "lacks" of its confinement. ``coded_bytes_fetched``
     are those of compressed sources, as they came. ``whole_answers`` counts requests for
-    a range of a registry's blob that were answered with all of it."""
+    a range of a registry's blob that were answered with all of it. ``failed_source`` is
+    the number of that of the last read that failed, in the map, or 0."""
 
     reads: int
     read_errors: int
@@ -176,6 +177,7 @@ class FetcherStats:
     hedges_won: int = 0
     coded_bytes_fetched: int = 0
     whole_answers: int = 0
+    failed_source: int = 0
 
 
 #: The consequences of a disk that cannot be written, by what is on it.

@@ -126,7 +126,7 @@ def _look(volume: VolumeDirectory, *, ask: bool, is_ours: bool) -> KeptVolume:
     if ask and device is not None and device.stats is not None:
         with suppress(BtrfsUblkError):
             stats = servers.ServerStats.parse(device.stats)
-            failing = _failing(device, stats)
+            failing = _failing(volume, device, stats)
             found = [lazy.complete.text() for lazy in stats.lazy if lazy.complete]
             complete = "; ".join(found) or None
             disk_problems = [each for x in stats.lazy for each in x.disk_problems()]
@@ -176,7 +176,9 @@ def _is_present(mount: Path, path: str) -> bool:
         return False
 
 
-def _failing(device: devices.Device, stats: servers.ServerStats) -> str | None:
+def _failing(
+    volume: VolumeDirectory, device: devices.Device, stats: servers.ServerStats
+) -> str | None:
     """Describe failed reads; None when there are none."""
     count = stats.kinds["lazy"].errors if "lazy" in stats.kinds else 0
     if not count:
@@ -195,7 +197,18 @@ def _failing(device: devices.Device, stats: servers.ServerStats) -> str | None:
     why = f" (requests: {', '.join(told)}" if told else ""
     if why:
         why += f"; to {', '.join(sorted(hosts))})" if hosts else ")"
-    return f"{count} reads failed{why}; see {device.log}"
+    file = next(filter(None, (_file_of(volume, x.failed_source) for x in fetchers)), "")
+    last = f", the last one of {file!r}" if file else ""
+    return f"{count} reads failed{last}{why}; see {device.log}"
+
+
+def _file_of(volume: VolumeDirectory, source: int) -> str | None:
+    """Return the path of the file that was made of a source of the map."""
+    if not source:
+        return None
+    mappings = devices.device_map(volume.name).list()
+    offset = next((one.offset for one in mappings if one.source == source), None)
+    return next((x.path for x in volume.files().values() if x.offset == offset), None)
 
 
 def _state_of(

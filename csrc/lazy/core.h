@@ -158,6 +158,7 @@ struct core_options {
 /* See base/relaxed.h. */
 struct fetch_counts {
 	uint64_t reads, read_errors, deadlines_missed;
+	uint64_t failed_source; /* of the last read that failed; 0: none has */
 	uint64_t units_fetched, bytes_fetched, units_prefetched, units_from_cache;
 	uint64_t coded_bytes_fetched;	       /* of compressed objects, as they came */
 	uint64_t units_verified, units_pinned; /* checked against a known digest; against none */

@@ -141,6 +141,7 @@ json_t *fetchstats_json(struct core *core)
 		{ "reads", &counts->reads },
 		{ "read_errors", &counts->read_errors },
 		{ "deadlines_missed", &counts->deadlines_missed },
+		{ "failed_source", &counts->failed_source },
 		{ "attempts", &counts->attempts },
 		{ "retries", &counts->retries },
 		{ "whole_answers", &counts->whole_answers },

@@ -77,10 +77,12 @@ static void end_read(struct lazy_read *read, int result)
 	if (read->units != &read->only)
 		free(read->units);
 	relaxed_add(&counts->reads_waiting, -1);
-	if (result)
+	if (result) {
 		relaxed_add(&counts->read_errors, 1);
-	else
+		relaxed_store(&counts->failed_source, read->source->id);
+	} else {
 		clear_tail(read);
+	}
 	read->done(read, result);
 }
 

@@ -54,6 +54,21 @@ def place(sparse_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]
     found.take_all_down()
 
 
+def test_status_names_the_file_that_fails(place: Place, server: WebServer) -> None:
+    names = ("well", "sub/gone")
+    for name in names:
+        (server.files / Path(name).name).write_bytes(CONTENT[: 1 << 20])
+    files = [f"--add-file={x}={server.url(f'files/{Path(x).name}')}" for x in names]
+    place.command("up", NAME, "--front-end=fuse", "--mount", place.target, *files)
+    (server.files / "gone").unlink()
+    assert (place.target / "well").read_bytes() == CONTENT[: 1 << 20]
+    with pytest.raises(OSError, match="Input/output"):
+        (place.target / "sub/gone").read_bytes()
+    said = place.answer("status", NAME)["failing"]
+    assert "reads failed, the last one of 'sub/gone' (requests: " in said
+    place.command("down", NAME)
+
+
 def test_from_a_web_server_to_a_file(place: Place, server: WebServer) -> None:
     url = server.url("files/big")
     fuse = ["--size=1G", "--writable=256M", "--front-end=fuse", "--cache-max=2M"]
