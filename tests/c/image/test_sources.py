@@ -206,13 +206,13 @@ def test_acls_as_text(shell: Shell, in_memory: Path) -> None:
     # What the hint says.
     (in_memory / "file").touch()
     os.setxattr(
-        in_memory / "file", "system.posix_acl_access", adversarial_tree.ACCESS_ACL
+        in_memory / "file", "system.posix_acl_access", trees.ACCESS_ACL
     )
     words = ["tar", "--xattrs", "--xattrs-include=*", "-C", in_memory, "-cf"]
     subprocess.run([*words, in_memory / "numbers", "file"], check=True, timeout=60)
     (model,) = models(shell, f"tar:{in_memory / 'numbers'}")
     assert dict(tree_of(model)[b"file"].xattrs) == {
-        b"system.posix_acl_access": adversarial_tree.ACCESS_ACL
+        b"system.posix_acl_access": trees.ACCESS_ACL
     }
 
 

@@ -40,7 +40,7 @@ def test_a_container_runs_on_a_snapshot(host: Host, image: Path) -> None:
 @pytest.mark.parametrize("mode", ["snapshot", "overlay"])
 def test_a_container_has_a_user_namespace(host: Host, image: Path, mode: str) -> None:
     """No file is changed for that: its mount has other IDs."""
-    if not containerd.is_containerd_2():
+    if not containers.is_containerd_2():
         pytest.skip("containerd 1 changes the owner of each file")
     host.options += ["--mode", mode]
     for path in (host.work, host.work.parent):  # runc goes there without privileges
