@@ -26,8 +26,8 @@ enum {
 };
 
 struct node {
-	struct mapping mapping;
-	struct node *next[]; /* one per level of the node */
+	struct mapping mapping; /* first, see map_after() */
+	struct node *next[];	/* one per level of the node */
 };
 
 struct chunk {
@@ -132,6 +132,13 @@ const struct mapping *map_next(const struct map *map, uint64_t offset)
 	return node ? &node->mapping : NULL;
 }
 
+const struct mapping *map_after(const struct map *map, const struct mapping *mapping)
+{
+	const struct node *node = node_after(map, (const struct node *)mapping);
+
+	return node ? &node->mapping : NULL;
+}
+
 const struct mapping *map_overlap(const struct map *map, uint64_t offset, uint64_t length)
 {
 	const struct mapping *next = map_next(map, offset);
@@ -202,17 +209,22 @@ static struct node *take_node(struct map *map, unsigned height)
 int map_add(struct map *map, const struct mapping *mapping, const struct mapping **conflict)
 {
 	struct node **links[LEVELS];
+	const struct node *in_the_way = find_before(map, mapping->offset, links);
 	struct node *node;
 	unsigned height;
 	int err;
 
-	*conflict = map_overlap(map, mapping->offset, mapping->length);
-	if (*conflict)
+	if (!in_the_way || !contains(&in_the_way->mapping, mapping->offset))
+		in_the_way = *links[0];
+	if (in_the_way && (in_the_way->mapping.offset <= mapping->offset ||
+			   in_the_way->mapping.offset - mapping->offset < mapping->length)) {
+		*conflict = &in_the_way->mapping;
 		return -EEXIST;
+	}
+	*conflict = NULL;
 	err = map_reserve(map, 1);
 	if (err)
 		return err;
-	find_before(map, mapping->offset, links);
 	height = draw_height(&map->random);
 	node = take_node(map, height);
 	node->mapping = *mapping;
@@ -224,43 +236,56 @@ int map_add(struct map *map, const struct mapping *mapping, const struct mapping
 	return 0;
 }
 
-/* Returns where a search may begin, by the hints: `from`, or later. */
-static uint64_t skip_known(struct map *map, uint64_t from, uint64_t length, uint64_t alignment)
+/*
+ * Returns where a search for `length` bytes may begin, by the hints: known->from, or later. What is
+ * skipped so may have free ranges that are shorter, and longer than known->length.
+ */
+static uint64_t skip_known(struct map *map, uint64_t length, struct hint *known)
 {
-	uint64_t start = from;
+	uint64_t start = known->from;
 
 	for (unsigned i = 0; i < HINTS; i++) {
 		struct hint *hint = &map->hints[i];
 
-		if (!hint->used || hint->length > length || alignment % hint->alignment ||
-		    hint->from > from || hint->until <= start)
+		if (!hint->used || hint->length > length || known->alignment % hint->alignment ||
+		    hint->from > known->from || hint->until <= start)
 			continue;
 		start = hint->until;
 		hint->used = ++map->searches;
+		if (known->length < hint->length)
+			known->length = hint->length;
 	}
 	return start;
 }
 
-static void remember(struct map *map, const struct hint *found)
+/* Tells whether all that `hint` says follows from `other`. */
+static bool follows(const struct hint *hint, const struct hint *other)
 {
-	struct hint *oldest = map->hints;
+	return hint->length >= other->length && !(hint->alignment % other->alignment) &&
+	       hint->from >= other->from && hint->until <= other->until;
+}
+
+static void remember(struct map *map, struct hint *found)
+{
+	struct hint *place = map->hints;
 
 	for (unsigned i = 0; i < HINTS; i++) {
 		struct hint *hint = &map->hints[i];
 
+		if (hint->used && follows(found, hint))
+			return;
 		/* Extend a hint for the same question that ends where this one begins. */
 		if (hint->used && hint->length == found->length &&
-		    hint->alignment == found->alignment && hint->from <= found->from &&
-		    hint->until >= found->from) {
-			if (hint->until < found->until)
-				hint->until = found->until;
-			return;
-		}
-		if (hint->used < oldest->used)
-			oldest = hint;
+		    hint->alignment == found->alignment && hint->from < found->from &&
+		    hint->until >= found->from)
+			found->from = hint->from;
+		if (hint->used && follows(hint, found))
+			hint->used = 0;
+		if (hint->used < place->used)
+			place = hint;
 	}
-	*oldest = *found;
-	oldest->used = ++map->searches;
+	*place = *found;
+	place->used = ++map->searches;
 }
 
 /* Rounds `*offset` up to a multiple of `alignment`. Returns false when that overflows. */
@@ -274,8 +299,9 @@ static bool align(uint64_t *offset, uint64_t alignment)
 bool map_find_room(struct map *map, uint64_t from, uint64_t end, uint64_t length,
 		   uint64_t alignment, uint64_t *offset)
 {
-	struct hint known = { .length = length, .alignment = alignment, .from = from };
-	uint64_t at = skip_known(map, from, length, alignment);
+	/* `length` becomes that of the longest free range before `until`, plus 1. */
+	struct hint known = { .length = 1, .alignment = alignment, .from = from };
+	uint64_t at = skip_known(map, length, &known);
 	const struct mapping *in_the_way;
 	bool found = false;
 
@@ -285,6 +311,8 @@ bool map_find_room(struct map *map, uint64_t from, uint64_t end, uint64_t length
 			found = true;
 			break;
 		}
+		if (in_the_way->offset > at && in_the_way->offset - at >= known.length)
+			known.length = in_the_way->offset - at + 1;
 		at = in_the_way->offset + in_the_way->length;
 	}
 	/* NB: whatever `end` is, nothing fits before `at`. */

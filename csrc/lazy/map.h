@@ -28,6 +28,8 @@ void map_free(struct map *map);
 const struct mapping *map_find(const struct map *map, uint64_t offset);
 /* Returns the first mapping that ends behind `offset`, or NULL. For iterating over all of them. */
 const struct mapping *map_next(const struct map *map, uint64_t offset);
+/* Returns the one after it, or NULL. */
+const struct mapping *map_after(const struct map *map, const struct mapping *mapping);
 /* Returns the first mapping that overlaps the range, or NULL. */
 const struct mapping *map_overlap(const struct map *map, uint64_t offset, uint64_t length);
 

@@ -163,6 +163,17 @@ def test_room_is_found_as_fast_in_a_full_map(sanitized_build: Path) -> None:
     assert set(lines[3::4]) == {"none"}
 
 
+def test_room_is_found_as_fast_for_many_lengths(sanitized_build: Path) -> None:
+    """What a search has seen is known for all lengths, not only for its own."""
+    lengths = [BLOCK * (1 + number * 7 % 64) for number in range(40_000)]
+    commands, offsets = [], [0]
+    for length in lengths:
+        commands += [f"room 0 {2**60} {length} 4096", f"add {offsets[-1]} {length} 0 0"]
+        offsets.append(offsets[-1] + length)
+    lines = run(sanitized_build, stdin="\n".join(commands)).splitlines()
+    assert lines[0::2] == [str(offset) for offset in offsets[:-1]]
+
+
 def run(build: Path, *options: str, stdin: str = "") -> str:
     done = subprocess.run(
         [str(build / "csrc/tests/map-shell"), *options],
