@@ -56,7 +56,8 @@ struct store_room {
  * Adds all mappings or none. When this returns 0, they are synced and in the map. `sources` is an
  * array of JSON descriptions; `offset` and `length` of the additions are filled in. Returns -EEXIST
  * (the error names the mapping in the way), -EINVAL, -ENOSPC, -EIO, ...; or -ECANCELED when another
- * thread sets `*over` while sizes are asked for. `over` may be NULL.
+ * thread sets `*over` before all is written. `over` may be NULL. Requests come one after the other;
+ * pins and reads do not wait for them.
  */
 int store_add(struct store *store, const json_t *sources, struct store_addition *additions,
 	      size_t count, const struct store_room *room, const bool *over, struct error *error);

@@ -7,8 +7,11 @@
  *   {"list": true} | {"source": ID} | {"check": true} | {"check_digests": ID} | {"pins": ID}
  *   {"digest": [SOURCE, UNIT]} | {"pin": [SOURCE, UNIT, HEX], "threads": N} | {"identity": [SOURCE, MIRROR, TEXT]}
  *   {"random": [COUNT, SOURCE]}   adds COUNT mappings in one go
+ *     "pin": ID, "leave": N       ... while a thread pins units of that source; the client leaves after N
  *   {"checkpoint": true}          as happens by itself when the log is long
  *   {"reopen": FILE}              closes this map and opens another one
+ *
+ * STORE_SLICE_BYTES=N in the environment: how much of a request is written at a time.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -20,6 +23,7 @@
 
 #include "base/cleanup.h"
 #include "base/message.h"
+#include "base/relaxed.h"
 #include "lazy/fetcher.h"
 #include "lazy/map.h"
 #include "lazy/store.h"
@@ -112,13 +116,42 @@ static json_t *add(struct shell *shell, const json_t *command)
 	return err ? failure(err, &error) : additions_json(additions, count);
 }
 
-static json_t *add_many(struct shell *shell, const json_t *many)
+/* Pins units, one after the other, while mappings are added. */
+struct meanwhile {
+	struct store *store;
+	const struct source *source; /* or NULL */
+	uint64_t pinned, leave;
+	bool over, ended;
+};
+
+static void *pin_meanwhile(void *argument)
 {
+	static const uint8_t digest[SOURCE_DIGEST_BYTES];
+	struct meanwhile *meanwhile = argument;
+
+	while (!relaxed_load(&meanwhile->ended) &&
+	       !store_pin_digest(meanwhile->store, meanwhile->source, meanwhile->pinned, digest)) {
+		if (++meanwhile->pinned == meanwhile->leave)
+			relaxed_store(&meanwhile->over, true);
+	}
+	return NULL;
+}
+
+static json_t *add_many(struct shell *shell, const json_t *command)
+{
+	const json_t *many = json_object_get(command, "random");
 	size_t count = number_at(many, 0);
 	_cleanup_free_ struct store_addition *additions = calloc(count, sizeof(*additions));
 	json_t *sources = json_pack("[O]", json_array_get(many, 1));
+	struct meanwhile meanwhile = {
+		.store = shell->store,
+		.source = store_source(shell->store, (uint64_t)json_integer_value(
+							     json_object_get(command, "pin"))),
+		.leave = (uint64_t)json_integer_value(json_object_get(command, "leave")),
+	};
 	struct error error = {};
 	struct timespec begin, end;
+	pthread_t thread;
 	int err;
 
 	for (size_t i = 0; additions && i < count; i++)
@@ -127,13 +160,19 @@ static json_t *add_many(struct shell *shell, const json_t *many)
 			.length = 4096,
 		};
 	clock_gettime(CLOCK_MONOTONIC, &begin);
-	err = store_add(shell->store, sources, additions, count, NULL, NULL, &error);
+	if (meanwhile.source)
+		pthread_create(&thread, NULL, pin_meanwhile, &meanwhile);
+	err = store_add(shell->store, sources, additions, count, NULL, &meanwhile.over, &error);
+	relaxed_store(&meanwhile.ended, true);
+	if (meanwhile.source)
+		pthread_join(thread, NULL);
 	clock_gettime(CLOCK_MONOTONIC, &end);
 	json_decref(sources);
 	return err ? failure(err, &error) :
-		     json_pack("{s:f}", "seconds",
+		     json_pack("{s:f, s:I}", "seconds",
 			       (double)(end.tv_sec - begin.tv_sec) +
-				       (double)(end.tv_nsec - begin.tv_nsec) * 1e-9);
+				       (double)(end.tv_nsec - begin.tv_nsec) * 1e-9,
+			       "pinned", (json_int_t)meanwhile.pinned);
 }
 
 static json_t *list(const struct shell *shell)
@@ -273,6 +312,7 @@ static json_t *about_source(struct shell *shell, const json_t *command)
 
 static json_t *open_store(struct shell *shell, const char *path)
 {
+	const char *slice_bytes = getenv("STORE_SLICE_BYTES");
 	struct error error = {};
 	int err;
 
@@ -280,6 +320,8 @@ static json_t *open_store(struct shell *shell, const char *path)
 	err = shell->map ? store_open(path, shell->map, &shell->store, &error) : -ENOMEM;
 	if (err)
 		return failure(err, &error);
+	if (slice_bytes)
+		shell->store->slices.most_bytes = strtoull(slice_bytes, NULL, 10);
 	return json_pack("{s:I, s:s, s:I}", "mappings", (json_int_t)map_count(shell->map), "path",
 			 store_path(shell->store), "sources",
 			 (json_int_t)store_source_count(shell->store));
@@ -320,7 +362,7 @@ static json_t *answer(struct shell *shell, const json_t *command)
 	if (json_object_get(command, "add"))
 		return add(shell, command);
 	if (json_object_get(command, "random"))
-		return add_many(shell, json_object_get(command, "random"));
+		return add_many(shell, command);
 	if (json_object_get(command, "list"))
 		return list(shell);
 	if (!json_object_get(command, "check"))

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Adds mappings, all or none. Everything that can fail happens before the commit; after it, the map
- * in memory is updated from memory that was reserved.
+ * Adds mappings, all or none. First, sources are found and offsets chosen, which takes no
+ * transaction. Then all is written (slices.c). Everything that can fail happens before the last
+ * commit; after it, the map in memory is updated from memory that was reserved.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -9,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/cleanup.h"
 #include "base/json_text.h"
 #include "base/relaxed.h"
 #include "base/size.h"
@@ -25,7 +27,10 @@ struct request {
 	uint64_t losses;   /* of jansson, when it began */
 	struct map *batch; /* the new mappings of this request */
 	uint64_t new_sources;
-	sqlite3_stmt *insert, *find;
+	struct store_addition **first; /* those that are the first of their source */
+	size_t used;		       /* how many sources are */
+	/* Of the sources that are new by their names; of mappings, where their offsets are chosen. */
+	struct table names, same;
 	struct error *error;
 };
 
@@ -167,29 +172,6 @@ static int refuse(const struct request *request, const struct store_addition *ad
 			 conflict->source->id, conflict->source_offset);
 }
 
-/*
- * Puts the addition into the batch unless it is there already, or in the map; `made` is its source.
- */
-static int place(struct request *request, struct store_addition *addition, struct source *source)
-{
-	const struct mapping *conflict =
-		map_overlap(request->store->map, addition->offset, addition->length);
-	const struct mapping mapping = {
-		.offset = addition->offset,
-		.length = addition->length,
-		.source = source,
-		.source_offset = addition->source_offset,
-	};
-	int err = conflict ? -EEXIST : map_add(request->batch, &mapping, &conflict);
-
-	addition->existed = conflict && is_same(conflict, addition, source);
-	if (addition->existed)
-		return 0;
-	if (conflict)
-		return refuse(request, addition, conflict);
-	return err ? error_set(request->error, err, "no memory for mappings") : 0;
-}
-
 /* Finds the lowest range that is free in the map and in the batch. */
 static bool find_room(const struct request *request, const struct store_addition *addition,
 		      uint64_t *offset)
@@ -211,36 +193,96 @@ static bool find_room(const struct request *request, const struct store_addition
 	return true;
 }
 
-/*
- * Finds an identical mapping from before, so that a request whose reply was lost can be repeated.
- * Returns 1 and sets addition->offset, 0, or a negative errno.
- */
-static int find_same(const struct request *request, struct store_addition *addition,
-		     const struct source *source)
+static bool may_be_chosen(const struct store_room *room, uint64_t offset, uint64_t length)
 {
-	const struct store_room *room = request->room;
-	sqlite3_stmt *find = request->find;
-	int found;
+	return offset >= room->start && length <= room->end && offset <= room->end - length &&
+	       !(offset % room->alignment);
+}
 
-	sqlite3_bind_int64(find, 1, (sqlite3_int64)source->id);
-	sqlite3_bind_int64(find, 2, (sqlite3_int64)addition->source_offset);
-	sqlite3_bind_int64(find, 3, (sqlite3_int64)addition->length);
-	sqlite3_bind_int64(find, 4, (sqlite3_int64)room->start);
-	sqlite3_bind_int64(find, 5, (sqlite3_int64)(room->end - addition->length));
-	sqlite3_bind_int64(find, 6, (sqlite3_int64)room->alignment);
-	found = sql_step(find);
-	if (found == 1)
-		addition->offset = (uint64_t)sqlite3_column_int64(find, 0);
-	sqlite3_reset(find);
-	return found;
+struct wanted {
+	const struct request *request;
+	const struct mapping *mapping; /* of which the offset is of no account */
+};
+
+static bool is_as_wanted(const void *argument, uint64_t offset)
+{
+	const struct wanted *wanted = argument;
+	const struct mapping *found = map_find(wanted->request->store->map, offset) ?:
+					      map_find(wanted->request->batch, offset);
+
+	return found && found->source == wanted->mapping->source &&
+	       found->source_offset == wanted->mapping->source_offset &&
+	       found->length == wanted->mapping->length;
+}
+
+static uint64_t *find_same(const struct request *request, const struct mapping *mapping)
+{
+	const struct wanted wanted = { request, mapping };
+	const uint64_t hash = table_hash(table_hash(mapping->source->id, mapping->source_offset),
+					 mapping->length);
+
+	return table_find(&request->same, hash, is_as_wanted, &wanted);
+}
+
+/* So that the next addition of the same, which leaves its offset open, gets the lowest that is there. */
+static int note_same(struct request *request, const struct mapping *mapping)
+{
+	uint64_t *offset;
+	int err;
+
+	if (!request->same.slots || !may_be_chosen(request->room, mapping->offset, mapping->length))
+		return 0;
+	err = table_reserve(&request->same);
+	if (err)
+		return error_set(request->error, err, "no memory for mappings");
+	offset = find_same(request, mapping);
+	if (mapping->offset < *offset)
+		*offset = mapping->offset;
+	return 0;
+}
+
+/*
+ * Notes the mappings of sources that the request has, so that a request whose reply was lost can be
+ * repeated. Does nothing if the request leaves no offset open.
+ */
+static int note_known(struct request *request)
+{
+	const struct store *store = request->store;
+	const struct store_room *room = request->room;
+	_cleanup_free_ bool *has = calloc(store->source_count + 1, sizeof(*has));
+	bool any = false, is_open = false;
+	const struct mapping *mapping;
+	int err = 0;
+
+	for (size_t i = 0; i < request->count && !is_open; i++)
+		is_open = request->additions[i].offset == STORE_ANYWHERE;
+	if (!is_open || !room || !room->alignment || room->end > INT64_MAX)
+		return 0;
+	if (!has || table_init(&request->same))
+		return error_set(request->error, -ENOMEM, "no memory for mappings");
+	for (size_t i = 0; i < request->source_count; i++) {
+		if (!request->sources[i].known)
+			continue;
+		has[request->sources[i].known->id] = any = true;
+	}
+	mapping = any ? map_next(store->map, 0) : NULL;
+	for (; mapping && !err; mapping = map_after(store->map, mapping)) {
+		if (has[mapping->source->id])
+			err = note_same(request, mapping);
+	}
+	return err;
 }
 
 static int choose_offset(struct request *request, struct store_addition *addition,
-			 const struct source *source)
+			 struct source *source)
 {
 	const struct store_room *room = request->room;
+	const struct mapping wanted = {
+		.length = addition->length,
+		.source = source,
+		.source_offset = addition->source_offset,
+	};
 	char length[SIZE_TEXT_BYTES];
-	int found;
 
 	if (!room || !room->alignment || room->alignment % BLOCK_BYTES ||
 	    room->alignment > INT64_MAX)
@@ -249,10 +291,9 @@ static int choose_offset(struct request *request, struct store_addition *additio
 				 room ? room->alignment : 0, BLOCK_BYTES);
 	if (room->start <= room->end && room->end - room->start >= addition->length &&
 	    room->end <= INT64_MAX) {
-		found = find_same(request, addition, source);
-		if (found < 0)
-			return sql_error_set(request->store->writer, "read", request->error);
-		if (found || find_room(request, addition, &addition->offset))
+		addition->offset = *find_same(request, &wanted);
+		if (addition->offset != TABLE_FREE ||
+		    find_room(request, addition, &addition->offset))
 			return 0;
 	}
 	error_set_hint(request->error, "the device is too small for more, or the room that was "
@@ -263,52 +304,81 @@ static int choose_offset(struct request *request, struct store_addition *additio
 			 room->alignment);
 }
 
-static int insert(const struct request *request, const struct store_addition *addition,
-		  uint64_t source)
+/*
+ * Puts the addition into the batch unless it is there already, or in the map; `made` is its source.
+ */
+static int place(struct request *request, struct store_addition *addition, struct source *source)
 {
-	sqlite3_stmt *insert = request->insert;
+	const struct mapping *conflict =
+		map_overlap(request->store->map, addition->offset, addition->length);
+	const struct mapping mapping = {
+		.offset = addition->offset,
+		.length = addition->length,
+		.source = source,
+		.source_offset = addition->source_offset,
+	};
+	int err = conflict ? -EEXIST : map_add(request->batch, &mapping, &conflict);
 
-	sqlite3_bind_int64(insert, 1, (sqlite3_int64)addition->offset);
-	sqlite3_bind_int64(insert, 2, (sqlite3_int64)addition->length);
-	sqlite3_bind_int64(insert, 3, (sqlite3_int64)source);
-	sqlite3_bind_int64(insert, 4, (sqlite3_int64)addition->source_offset);
-	sqlite3_bind_int64(insert, 5,
-			   store_mapping_sum(addition->offset, addition->length, source,
-					     addition->source_offset));
-	return sql_do(insert) ? sql_error_set(request->store->writer, "write to", request->error) :
-				0;
+	addition->existed = conflict && is_same(conflict, addition, source);
+	if (addition->existed)
+		return 0;
+	if (conflict)
+		return refuse(request, addition, conflict);
+	return err ? error_set(request->error, err, "no memory for mappings") :
+		     note_same(request, &mapping);
 }
 
-/* Stores the source of a mapping: unmapped sources do not come into the map. */
-static int store_source_of(struct request *request, const struct store_addition *addition,
-			   struct source **source)
+struct wanted_name {
+	const struct request *request;
+	const uint8_t *name;
+};
+
+static bool has_name(const void *argument, uint64_t index)
+{
+	const struct wanted_name *wanted = argument;
+
+	return !memcmp(wanted->request->sources[index].name, wanted->name, NAME_BYTES);
+}
+
+/* A source that the request describes twice is the first of the two. */
+static int number_source(struct request *request, struct new_source *made)
+{
+	const struct wanted_name wanted = { request, made->name };
+	const struct new_source *first;
+	uint64_t hash, *index;
+	int err;
+
+	if (table_reserve(&request->names))
+		return error_set(request->error, -ENOMEM, "no memory for sources");
+	err = new_source_check_index(made, request->error);
+	if (err)
+		return err;
+	memcpy(&hash, made->name, sizeof(hash));
+	index = table_find(&request->names, hash, has_name, &wanted);
+	if (*index == TABLE_FREE) {
+		*index = (uint64_t)(made - request->sources);
+		made->source->id = request->store->source_count + ++request->new_sources;
+	}
+	first = &request->sources[*index];
+	made->known = first->source;
+	made->id = first->source->id;
+	return 0;
+}
+
+/* Unmapped sources do not come into the map. */
+static int take_source(struct request *request, struct store_addition *addition,
+		       struct source **source)
 {
 	struct new_source *made = &request->sources[addition->source];
 	int err = 0;
 
-	if (!made->known && !made->id) {
-		uint64_t id = request->store->source_count + request->new_sources + 1;
-
-		err = new_source_store(request->store, made, id, request->error);
-		if (made->id == id)
-			request->new_sources++;
+	if (!made->is_used) {
+		err = made->known ? 0 : number_source(request, made);
+		made->is_used = true;
+		request->first[request->used++] = addition;
 	}
-	if (err)
-		return err;
-	if (!made->known && made->source->id == made->id)
-		made->known = made->source;
 	*source = made->known;
-	/* A source that the request describes twice is the first of the two. */
-	for (size_t i = 0; !*source && i < request->source_count; i++) {
-		if (request->sources[i].source && request->sources[i].source->id == made->id)
-			*source = request->sources[i].source;
-	}
-	made->known = *source;
-	return *source ? 0 :
-			 error_set(request->error, -EUCLEAN,
-				   "the map has source %" PRIu64 ", which this server has not "
-				   "added",
-				   made->id);
+	return err;
 }
 
 /* Where nothing is mapped, there is only its length to answer with. */
@@ -323,7 +393,7 @@ static bool is_of_nothing(const struct request *request, struct store_addition *
 	return true;
 }
 
-static int add_one(struct request *request, struct store_addition *addition)
+static int choose(struct request *request, struct store_addition *addition)
 {
 	struct source *source;
 	int err;
@@ -331,44 +401,85 @@ static int add_one(struct request *request, struct store_addition *addition)
 	if (is_of_nothing(request, addition))
 		return 0;
 	err = check_addition(request, addition);
-
 	if (!err)
-		err = store_source_of(request, addition, &source);
+		err = take_source(request, addition, &source);
 	if (!err && addition->offset == STORE_ANYWHERE)
 		err = choose_offset(request, addition, source);
 	if (!err)
 		err = place(request, addition, source);
-	if (!err && !addition->existed)
-		err = insert(request, addition, source->id);
 	return err ? blame(request, addition, err) : 0;
 }
 
-static int add_all(struct request *request)
+static int choose_all(struct request *request)
+{
+	int err = 0;
+
+	request->batch = map_new();
+	request->first = calloc(request->source_count ?: 1, sizeof(struct store_addition *));
+	if (!request->batch || !request->first || table_init(&request->names))
+		return error_set(request->error, -ENOMEM, "no memory for mappings");
+	for (size_t i = 0; i < request->source_count && !err; i++) {
+		err = is_over(request) ?
+			      -ECANCELED :
+			      new_source_find(request->store, &request->sources[i], request->error);
+	}
+	if (!err)
+		err = note_known(request);
+	for (size_t i = 0; i < request->count && !err; i++)
+		err = is_over(request) ? -ECANCELED : choose(request, &request->additions[i]);
+	return err;
+}
+
+static int write_sources(const struct request *request)
+{
+	for (size_t i = 0; i < request->used; i++) {
+		struct store_addition *addition = request->first[i];
+		int err = new_source_store(request->store, &request->sources[addition->source],
+					   request->error);
+
+		if (err)
+			return blame(request, addition, err);
+	}
+	return 0;
+}
+
+static int write_mappings(const struct request *request)
+{
+	_cleanup_sql_ sqlite3_stmt *insert = NULL;
+	const struct mapping *mapping = map_next(request->batch, 0);
+	int err = sql_prepare(request->store->writer,
+			      "INSERT INTO mappings VALUES(?1, ?2, ?3, ?4, ?5)", &insert);
+
+	for (; mapping && !err; mapping = map_after(request->batch, mapping)) {
+		const uint64_t row[] = { mapping->offset, mapping->length, mapping->source->id,
+					 mapping->source_offset };
+
+		for (int i = 0; i < 4; i++)
+			sqlite3_bind_int64(insert, i + 1, (sqlite3_int64)row[i]);
+		sqlite3_bind_int64(insert, 5, store_mapping_sum(row[0], row[1], row[2], row[3]));
+		err = sql_do(insert);
+		if (!err)
+			err = slice_pass(request->store, sizeof(row));
+	}
+	return err ? sql_error_set(request->store->writer, "write to", request->error) ?: err : 0;
+}
+
+static int write_all(const struct request *request)
 {
 	struct store *store = request->store;
-	int err = store_begin(store);
+	int err = slice_begin(store, request->batch, request->over);
 
-	if (!err)
-		err = sql_prepare(store->writer, "INSERT INTO mappings VALUES(?1, ?2, ?3, ?4, ?5)",
-				  &request->insert);
-	if (!err)
-		err = sql_prepare(store->writer,
-				  "SELECT offset FROM mappings WHERE source = ?1 AND"
-				  " source_offset = ?2 AND length = ?3 AND offset BETWEEN ?4 AND ?5"
-				  " AND offset % ?6 = 0 ORDER BY offset LIMIT 1",
-				  &request->find);
 	if (err)
-		return sql_error_set(store->writer, "write to", request->error);
-	for (size_t i = 0; i < request->count; i++) {
-		err = add_one(request, &request->additions[i]);
-		if (err)
-			return err;
-	}
-	if (json_text_losses() != request->losses ||
-	    store_reserve_sources(store, request->new_sources) ||
-	    map_reserve(store->map, map_count(request->batch)))
-		return error_set(request->error, -ENOMEM, "no memory for mappings");
-	return store_commit(store) ? sql_error_set(store->writer, "write to", request->error) : 0;
+		sql_error_set(store->writer, "write to", request->error);
+	else
+		err = write_sources(request);
+	if (!err)
+		err = write_mappings(request);
+	if (!err && (json_text_losses() != request->losses ||
+		     store_reserve_sources(store, request->new_sources) ||
+		     map_reserve(store->map, map_count(request->batch))))
+		err = error_set(request->error, -ENOMEM, "no memory for mappings");
+	return slice_end(store, err, request->error);
 }
 
 /* Nothing here can fail. */
@@ -377,6 +488,7 @@ static void publish(struct request *request)
 	struct store *store = request->store;
 	const struct mapping *conflict, *mapping = map_next(request->batch, 0);
 
+	pthread_mutex_lock(&store->write_lock);
 	store->source_count += request->new_sources;
 	for (size_t i = 0; i < request->source_count; i++) {
 		struct source *source = request->sources[i].source;
@@ -386,27 +498,30 @@ static void publish(struct request *request)
 		store->sources[source->id - 1] = source;
 		request->sources[i].source = NULL;
 	}
-	for (; mapping; mapping = map_next(request->batch, mapping->offset + mapping->length))
+	pthread_mutex_unlock(&store->write_lock);
+	for (; mapping; mapping = map_after(request->batch, mapping))
 		map_add(store->map, mapping, &conflict);
 }
 
+/* One request at a time; pins and reads come in between. */
 static int run(struct request *request)
 {
+	struct store *store = request->store;
 	int err;
 
-	request->batch = map_new();
-	if (!request->batch)
-		return error_set(request->error, -ENOMEM, "no memory for mappings");
-	pthread_mutex_lock(&request->store->write_lock);
-	err = add_all(request);
-	sqlite3_finalize(request->insert);
-	sqlite3_finalize(request->find);
-	if (err)
-		store_rollback(request->store);
-	else
+	pthread_mutex_lock(&store->add_lock);
+	err = store_undo(store, request->error);
+	if (!err)
+		err = choose_all(request);
+	if (!err)
+		err = write_all(request);
+	if (!err)
 		publish(request);
-	pthread_mutex_unlock(&request->store->write_lock);
+	pthread_mutex_unlock(&store->add_lock);
 	map_free(request->batch);
+	free(request->first);
+	table_deinit(&request->names);
+	table_deinit(&request->same);
 	return err;
 }
 

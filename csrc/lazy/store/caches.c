@@ -111,12 +111,10 @@ static int add(json_t *text, uint64_t number, const char *words)
 
 int store_look_for_caches(struct store *store)
 {
-	sqlite3_int64 there = 0;
-	int err = sql_number(store->reader,
-			     "SELECT count(*) FROM sqlite_schema WHERE name = 'caches'", &there);
+	int found = store_has_table(store->reader, "caches");
 
-	store->has_caches = there;
-	return err;
+	store->has_caches = found == 1;
+	return found < 0 ? found : 0;
 }
 
 int store_load_caches(struct store *store, uint64_t id, json_t *text)

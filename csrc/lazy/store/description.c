@@ -110,7 +110,7 @@ static int look_up(struct store *store, struct new_source *made, struct error *e
 {
 	int err;
 
-	pthread_mutex_lock(&store->write_lock);
+	store_lock_after_pins(store);
 	err = find_known(store, made);
 	if (err)
 		sql_error_set(store->writer, "read", error);
@@ -354,38 +354,44 @@ static int store_new(struct store *store, struct new_source *made, uint64_t id, 
 		made->source->mirrors[made->probed].identity = made->identity;
 		made->identity = NULL;
 	}
-	made->source->id = id;
 	return 0;
 }
 
-static int find_or_store(struct store *store, struct new_source *made, uint64_t id,
-			 struct error *error)
+int new_source_find(struct store *store, struct new_source *made, struct error *error)
 {
 	sqlite3_int64 found;
-	int err;
 
-	if (made->known)
+	if (made->known || made->is_empty)
 		return 0;
+	store_lock_after_pins(store);
 	found = find(store, "SELECT id FROM sources WHERE name = ?1", made->name);
 	if (found < 0)
-		return sql_error_set(store->writer, "read", error);
-	made->id = found ? (uint64_t)found : id;
-	/* It may also be another source of the same request. */
-	if (found && made->id <= store->source_count)
+		sql_error_set(store->writer, "read", error);
+	else if (found && (uint64_t)found <= store->source_count)
 		made->known = store->sources[found - 1];
-	err = found ? 0 : store_new(store, made, id, error);
-	if (err || !made->has_unsized)
-		return err;
-	err = insert_unsized(store, made, made->id);
-	return err ? sql_error_set(store->writer, "write to", error) : 0;
+	pthread_mutex_unlock(&store->write_lock);
+	if (found < 0)
+		return (int)found;
+	if (found && !made->known)
+		return error_set(error, -EUCLEAN,
+				 "the map has source %lld, which this server has not added", found);
+	made->id = (uint64_t)found;
+	return 0;
 }
 
-int new_source_store(struct store *store, struct new_source *made, uint64_t id, struct error *error)
+int new_source_store(struct store *store, struct new_source *made, struct error *error)
 {
-	int err = find_or_store(store, made, id, error);
+	int err = 0;
 
+	if (made->known == made->source)
+		err = store_new(store, made, made->id, error);
 	if (err)
 		return err;
-	err = new_source_store_caches(store, made);
+	if (made->has_unsized)
+		err = insert_unsized(store, made, made->id);
+	if (!err)
+		err = new_source_store_caches(store, made);
+	if (!err)
+		err = slice_pass(store, 1024);
 	return err ? sql_error_set(store->writer, "write to", error) ?: err : 0;
 }

@@ -204,6 +204,7 @@ void digest_list_deinit(struct digest_list *list)
 }
 
 struct storing {
+	struct store *store;
 	sqlite3_stmt *insert;
 	uint64_t number;
 };
@@ -211,18 +212,20 @@ struct storing {
 static int store_page(const struct page *page, void *argument)
 {
 	const struct storing *storing = argument;
+	int err;
 
 	sqlite3_bind_int64(storing->insert, 1,
 			   (sqlite3_int64)(storing->number << DIGEST_PAGE_BITS | page->number));
 	sqlite3_bind_blob(storing->insert, 2, page->data, (int)page->bytes, SQLITE_STATIC);
-	return sql_do(storing->insert);
+	err = sql_do(storing->insert);
+	return err ?: slice_pass(storing->store, page->bytes);
 }
 
 int digest_list_store(const struct digest_list *list, const struct source *source,
 		      struct store *store, uint64_t number, struct error *error)
 {
 	_cleanup_sql_ sqlite3_stmt *insert = NULL;
-	struct storing storing = { .number = number };
+	struct storing storing = { .store = store, .number = number };
 	uint8_t root[SOURCE_DIGEST_BYTES];
 	int err = sql_prepare(store->writer, "INSERT INTO digests VALUES(?1, ?2)", &insert);
 

@@ -35,7 +35,6 @@ static const char schema[] =
 	"CREATE TABLE mappings("
 	" offset INTEGER PRIMARY KEY, length INTEGER NOT NULL, source INTEGER NOT NULL,"
 	" source_offset INTEGER NOT NULL, sum INTEGER NOT NULL) STRICT;"
-	"CREATE INDEX mappings_by_source ON mappings(source, source_offset, length);"
 	"CREATE TABLE digests(page INTEGER PRIMARY KEY, list BLOB NOT NULL) STRICT;"
 	"CREATE TABLE pins("
 	" source INTEGER NOT NULL, unit INTEGER NOT NULL, digest BLOB NOT NULL,"
@@ -202,12 +201,12 @@ static int check_version(struct store *store, struct error *error)
 	if (application != STORE_APPLICATION_ID || version < 1)
 		return error_set(error, -EUCLEAN, "'%s' is another program's database, no map",
 				 store->path);
-	if (version > STORE_VERSION_LAST) {
+	if (version > STORE_VERSION_UNFINISHED) {
 		error_set_hint(error, "use the version of btrfs-ublk that made it, or a newer");
 		return error_set(
 			error, -EPROTONOSUPPORT,
 			"'%s' is a map of version %lld; this server knows versions up to %d",
-			store->path, (long long)version, STORE_VERSION_LAST);
+			store->path, (long long)version, STORE_VERSION_UNFINISHED);
 	}
 	return 0;
 }
@@ -306,6 +305,17 @@ void store_file_close(struct store *store)
 	sqlite3_close(store->reader);
 	sqlite3_close(store->writer);
 	free(store->path);
+}
+
+int store_has_table(sqlite3 *db, const char *name)
+{
+	_cleanup_sql_ sqlite3_stmt *find = NULL;
+	int err = sql_prepare(db, "SELECT 1 FROM sqlite_schema WHERE name = ?1", &find);
+
+	if (err)
+		return err;
+	sqlite3_bind_text(find, 1, name, -1, SQLITE_STATIC);
+	return sql_step(find);
 }
 
 int store_begin(struct store *store)

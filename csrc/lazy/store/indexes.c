@@ -16,8 +16,7 @@
 #include "lazy/selection.h"
 #include "lazy/store/internal.h"
 
-static const char tables[] = "PRAGMA user_version=2;"
-			     "CREATE TABLE IF NOT EXISTS layouts("
+static const char tables[] = "CREATE TABLE IF NOT EXISTS layouts("
 			     " page INTEGER PRIMARY KEY, part BLOB NOT NULL) STRICT;"
 			     "CREATE TABLE IF NOT EXISTS windows("
 			     " point INTEGER PRIMARY KEY, window BLOB NOT NULL) STRICT;";
@@ -132,7 +131,7 @@ int new_source_take_index(struct new_source *made, struct error *error)
 		return error_set(error, -EINVAL, "a \"selection\" without a \"codec\"");
 	if (!codec)
 		return given ? error_set(error, -EINVAL, "an \"index\" without a \"codec\"") : 0;
-	/* As the map describes it: the source must be there already, see new_source_store_index(). */
+	/* As the map describes it: the source must be there already, see new_source_check_index(). */
 	if (json_is_string(given) && json_is_integer(json_object_get(made->text, "coded_size")) &&
 	    json_object_get(made->text, "size"))
 		return 0;
@@ -184,10 +183,19 @@ static int insert_parts(struct store *store, const struct new_source *made, uint
 		uint32_t bytes = index->points[i].window_bytes;
 
 		if (bytes)
-			err = store_file_insert(window, id, i, made->index_file + at, bytes);
+			err = store_file_insert(store, window, id, i, made->index_file + at, bytes);
 		at += bytes;
 	}
 	return err;
+}
+
+int new_source_check_index(const struct new_source *made, struct error *error)
+{
+	if (!made->source->codec || made->source->index)
+		return 0;
+	error_set_hint(error, "add \"index\": {\"path\": FILE}");
+	return error_set(error, -EINVAL,
+			 "the map has no such source, so the digest of an index is not enough");
 }
 
 int new_source_store_index(struct store *store, const struct new_source *made, uint64_t id,
@@ -197,17 +205,11 @@ int new_source_store_index(struct store *store, const struct new_source *made, u
 
 	if (!made->source->codec)
 		return 0;
-	if (!made->source->index) {
-		error_set_hint(error, "add \"index\": {\"path\": FILE}");
-		return error_set(
-			error, -EINVAL,
-			"the map has no such source, so the digest of an index is not enough");
-	}
 	err = sql_run(store->writer, tables);
 	if (!err)
 		err = insert_parts(store, made, id);
 	if (err)
-		return sql_error_set(store->writer, "write an index to", error);
+		return sql_error_set(store->writer, "write an index to", error) ?: err;
 	return new_source_store_selection(store, made, id, error);
 }
 

@@ -10,14 +10,16 @@
 #include "lazy/store/sql.h"
 
 enum {
-	STORE_VERSION = 1,	/* of new maps */
-	STORE_VERSION_LAST = 2, /* with what only newer servers understand */
+	STORE_VERSION = 1,	      /* of new maps */
+	STORE_VERSION_CODED = 2,      /* with what only newer servers understand */
+	STORE_VERSION_UNFINISHED = 3, /* while it has a part of a request; see slices.c */
 	STORE_APPLICATION_ID = 0x62756d70,
 	/* as many as fit a page of SQLite's, so that a lookup reads one page */
 	DIGESTS_PER_PAGE = 126,
 	DIGEST_PAGES_KEPT = 512, /* in memory: 2 MiB, for 64512 units */
 	DIGEST_PAGE_BITS = 32,
 	NAME_BYTES = 32,
+	STORE_SLICE_BYTES = 1 << 20, /* so that a slow disk is not long about it; see slices.c */
 };
 
 struct pin;
@@ -29,6 +31,23 @@ struct pin_queue {
 	struct pin *first;
 	struct pin **end;
 	bool has_leader;
+};
+
+/* What is left of a request, for those who load the map: see slices.c. */
+struct unfinished {
+	uint64_t sources;    /* how many the map has without it */
+	uint64_t (*runs)[2]; /* first and last offset of mappings that do not count */
+	size_t count;
+};
+
+/* A request that is written; see slices.c. */
+struct slices {
+	const bool *over;	 /* or NULL */
+	struct unfinished begun; /* what there is to undo */
+	uint64_t until_ns;
+	uint64_t bytes, most_bytes; /* of this slice */
+	int err;
+	bool is_unfinished; /* a part of a request is in the file */
 };
 
 /* A page in memory. No source has number 0. */
@@ -46,9 +65,12 @@ struct store {
 	/*
 	 * There are two connections, so that a large addition does not delay a read that needs a
 	 * digest. Each lock protects a connection and its statements. `write_lock` also protects
-	 * the sources, and only its holder may add to the map.
+	 * the sources. Only the holder of `add_lock`, which comes first, may add to the map and to
+	 * the sources: who only reads the latter needs one of both.
 	 */
-	pthread_mutex_t write_lock, read_lock;
+	pthread_mutex_t add_lock, write_lock, read_lock;
+	struct slices slices;	      /* of the holder of add_lock */
+	struct unfinished unfinished; /* while it is loaded */
 	sqlite3 *writer, *reader;
 	sqlite3_stmt *find_digest, *find_pin;	/* reader */
 	sqlite3_stmt *add_pin, *add_identity;	/* writer */
@@ -78,6 +100,44 @@ int store_begin(struct store *store);
 /* Ends the writer's transaction. Returns 0, or a negative errno when nothing of it was written. */
 int store_commit(struct store *store);
 void store_rollback(struct store *store);
+/* Tells whether the map has a table of that name: 1 or 0, or a negative errno. */
+int store_has_table(sqlite3 *db, const char *name);
+
+/*
+ * slices.c: writes a request in short transactions, all of which count or none. All but
+ * slice_pass() are for the holder of add_lock, and take write_lock themselves.
+ */
+int slice_begin(struct store *store, const struct map *batch, const bool *over);
+/*
+ * To be called after each row of about `bytes` that was written: it may end a transaction, let pins
+ * by, and begin another. Returns a negative errno, or -ECANCELED when `*over` is set.
+ */
+int slice_pass(struct store *store, uint64_t bytes);
+/* Ends the request: all counts if `err` is 0, else nothing. */
+int slice_end(struct store *store, int err, struct error *error);
+/* Removes what is left of a request that did not end. */
+int store_undo(struct store *store, struct error *error);
+
+/* Returns 0 or a negative errno. Without any, `sources` is INT64_MAX. The caller frees the runs. */
+int store_find_unfinished(sqlite3 *db, struct unfinished *found);
+
+/* table.c: a hash table of numbers, for what they stand for. */
+#define TABLE_FREE UINT64_MAX
+struct table {
+	struct table_slot *slots;
+	size_t room, used;
+};
+int table_init(struct table *table);
+void table_deinit(struct table *table);
+uint64_t table_hash(uint64_t hash, uint64_t more);
+/* Makes room for one more. */
+int table_reserve(struct table *table);
+/*
+ * Returns the place of the number with that hash for which `is` is true. If there is none, returns a
+ * new one with TABLE_FREE, which stays free unless it is set.
+ */
+uint64_t *table_find(const struct table *table, uint64_t hash,
+		     bool (*is)(const void *argument, uint64_t number), const void *argument);
 
 /* load.c */
 int store_load(struct store *store, struct error *error);
@@ -114,9 +174,10 @@ void digest_to_hex(const uint8_t digest[static SOURCE_DIGEST_BYTES],
 
 /* description.c: a source that is to be added, or is in the map already. */
 struct new_source {
-	struct source *source;	     /* parsed; its id is 0 while it is not in the map */
-	struct source *known;	     /* the identical one in the map, or NULL */
-	uint64_t id;		     /* in the map, after new_source_store() */
+	struct source *source; /* parsed; its id is 0 while it is not in the map */
+	struct source *known;  /* the identical one in the map, or that is to come there, or NULL */
+	uint64_t id;	       /* of that one */
+	bool is_used;
 	json_t *text;		     /* canonical: mirrors, size, unit, root */
 	uint8_t name[NAME_BYTES];    /* hash of the text */
 	uint8_t unsized[NAME_BYTES]; /* hash of the text without its size, if none was given */
@@ -143,9 +204,10 @@ struct new_source {
 int new_source_init(struct store *store, const json_t *description, struct new_source *made,
 		    struct error *error);
 int new_source_take_size(struct new_source *made, struct error *error);
-/* Finds it in the map, or stores it as number `id`, in a transaction. */
-int new_source_store(struct store *store, struct new_source *made, uint64_t id,
-		     struct error *error);
+/* Finds the identical one in the map, if there is one. Holds write_lock only briefly. */
+int new_source_find(struct store *store, struct new_source *made, struct error *error);
+/* Stores it as number `id`, or only what is new of one that is known, in a transaction. */
+int new_source_store(struct store *store, struct new_source *made, struct error *error);
 void new_source_deinit(struct new_source *made);
 
 /*
@@ -160,6 +222,8 @@ int new_source_take_index(struct new_source *made, struct error *error);
 /* Checks that the index is the source's, which then owns it: `*index` becomes NULL. */
 int source_set_index(struct store *store, struct source *source, struct codec_index **index,
 		     struct error *error);
+/* Checks that a source that the map does not have comes with what it needs. */
+int new_source_check_index(const struct new_source *made, struct error *error);
 /* Writes it as that of source `id`, in a transaction. */
 int new_source_store_index(struct store *store, const struct new_source *made, uint64_t id,
 			   struct error *error);
@@ -195,8 +259,8 @@ int store_file_take(const struct store_file_kind *kind, const char *path, json_t
 		    uint8_t **data, uint64_t *bytes, struct error *error);
 int store_file_insert_pages(const struct store_file_kind *kind, struct store *store, uint64_t id,
 			    const uint8_t *head, uint64_t bytes);
-int store_file_insert(sqlite3_stmt *statement, uint64_t id, uint64_t number, const uint8_t *data,
-		      uint64_t bytes);
+int store_file_insert(struct store *store, sqlite3_stmt *statement, uint64_t id, uint64_t number,
+		      const uint8_t *data, uint64_t bytes);
 /* Returns the head, malloc()ed, which has `most` bytes at most. */
 int store_file_load_head(const struct store_file_kind *kind, struct store *store, uint64_t id,
 			 uint64_t most, uint8_t **head, uint64_t *bytes);
@@ -221,6 +285,8 @@ void digest_page_keep(struct store *store, const struct source *source, uint64_t
 void digest_pages_free(struct store *store);
 
 /* pins.c */
+/* Takes write_lock, after the pins that wait for it: for who takes it again and again. */
+void store_lock_after_pins(struct store *store);
 int pin_queue_init(struct pin_queue *queue);
 void pin_queue_deinit(struct pin_queue *queue);
 

@@ -111,6 +111,16 @@ static bool makes_sense(const struct store *store, const uint64_t row[static 4])
 	return end <= round_up_u64(store->sources[row[2] - 1]->size, BLOCK_BYTES);
 }
 
+/* Tells whether the mapping is of a request that did not end. They come in order. */
+static bool is_of_unfinished(struct unfinished *unfinished, uint64_t offset)
+{
+	while (unfinished->count && (*unfinished->runs)[1] < offset) {
+		unfinished->runs++;
+		unfinished->count--;
+	}
+	return unfinished->count && (*unfinished->runs)[0] <= offset;
+}
+
 static int load_mapping(struct store *store, sqlite3_stmt *row, struct error *error)
 {
 	const struct mapping *conflict;
@@ -119,6 +129,8 @@ static int load_mapping(struct store *store, sqlite3_stmt *row, struct error *er
 
 	for (int i = 0; i < 5; i++)
 		numbers[i] = (uint64_t)sqlite3_column_int64(row, i);
+	if (is_of_unfinished(&store->unfinished, numbers[0]))
+		return 0;
 	if (!makes_sense(store, numbers) ||
 	    numbers[4] != store_mapping_sum(numbers[0], numbers[1], numbers[2], numbers[3]))
 		return damaged(store, "the mapping at", numbers[0], error);
@@ -142,6 +154,7 @@ static int for_rows(struct store *store, const char *query,
 
 	if (err)
 		return sql_error_set(store->reader, "read", error);
+	sqlite3_bind_int64(statement, 1, (sqlite3_int64)store->unfinished.sources);
 	for (;;) {
 		err = sql_step(statement);
 		if (!err)
@@ -155,21 +168,37 @@ static int for_rows(struct store *store, const char *query,
 	}
 }
 
-int store_load(struct store *store, struct error *error)
+static int load_all(struct store *store, struct error *error)
 {
-	int err = store_look_for_caches(store);
+	int err = for_rows(store,
+			   "SELECT id, text, key, list FROM sources WHERE id <= ?1 ORDER BY id",
+			   load_source, error);
 
-	if (err)
-		return sql_error_set(store->reader, "read", error);
-	err = for_rows(store, "SELECT id, text, key, list FROM sources ORDER BY id", load_source,
-		       error);
 	if (!err)
-		err = for_rows(store, "SELECT source, mirror, identity FROM identities",
+		err = for_rows(store,
+			       "SELECT source, mirror, identity FROM identities"
+			       " WHERE source <= ?1",
 			       load_identity, error);
 	if (!err)
 		err = for_rows(store,
 			       "SELECT offset, length, source, source_offset, sum FROM mappings"
 			       " ORDER BY offset",
 			       load_mapping, error);
+	return err;
+}
+
+int store_load(struct store *store, struct error *error)
+{
+	uint64_t(*runs)[2];
+	int err = store_look_for_caches(store);
+
+	if (!err)
+		err = store_find_unfinished(store->reader, &store->unfinished);
+	if (err)
+		return sql_error_set(store->reader, "read", error) ?: err;
+	runs = store->unfinished.runs;
+	store->slices.is_unfinished = store->unfinished.sources != INT64_MAX;
+	err = load_all(store, error);
+	free(runs);
 	return err;
 }

@@ -58,12 +58,15 @@ int store_file_take(const struct store_file_kind *kind, const char *path, json_t
 		       0;
 }
 
-int store_file_insert(sqlite3_stmt *statement, uint64_t id, uint64_t number, const uint8_t *data,
-		      uint64_t bytes)
+int store_file_insert(struct store *store, sqlite3_stmt *statement, uint64_t id, uint64_t number,
+		      const uint8_t *data, uint64_t bytes)
 {
+	int err;
+
 	sqlite3_bind_int64(statement, 1, (sqlite3_int64)(id << DIGEST_PAGE_BITS | number));
 	sqlite3_bind_blob(statement, 2, data, (int)bytes, SQLITE_STATIC);
-	return sql_do(statement);
+	err = sql_do(statement);
+	return err ?: slice_pass(store, bytes);
 }
 
 int store_file_insert_pages(const struct store_file_kind *kind, struct store *store, uint64_t id,
@@ -73,7 +76,7 @@ int store_file_insert_pages(const struct store_file_kind *kind, struct store *st
 	int err = sql_prepare(store->writer, kind->insert_page, &page);
 
 	for (uint64_t done = 0; !err && done < bytes; done += HEAD_PAGE_BYTES)
-		err = store_file_insert(page, id, done / HEAD_PAGE_BYTES, head + done,
+		err = store_file_insert(store, page, id, done / HEAD_PAGE_BYTES, head + done,
 					bytes - done < HEAD_PAGE_BYTES ? bytes - done :
 									 HEAD_PAGE_BYTES);
 	return err;

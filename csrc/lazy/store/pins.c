@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/relaxed.h"
 #include "lazy/identity.h"
 #include "lazy/store/internal.h"
 
@@ -42,6 +43,17 @@ void pin_queue_deinit(struct pin_queue *queue)
 {
 	pthread_cond_destroy(&queue->done);
 	pthread_mutex_destroy(&queue->lock);
+}
+
+void store_lock_after_pins(struct store *store)
+{
+	struct pin_queue *queue = &store->pins;
+
+	pthread_mutex_lock(&queue->lock);
+	if (queue->has_leader)
+		pthread_cond_wait(&queue->done, &queue->lock);
+	pthread_mutex_unlock(&queue->lock);
+	pthread_mutex_lock(&store->write_lock);
 }
 
 static void bind_key(sqlite3_stmt *statement, const struct pin *pin)
@@ -118,11 +130,11 @@ static void lead(struct store *store, struct pin_queue *queue)
 
 	queue->first = NULL;
 	queue->end = &queue->first;
-	queue->has_leader = true;
+	relaxed_store(&queue->has_leader, true);
 	pthread_mutex_unlock(&queue->lock);
 	put_all(store, all);
 	pthread_mutex_lock(&queue->lock);
-	queue->has_leader = false;
+	relaxed_store(&queue->has_leader, false);
 	/* NB: a pin belongs to a waiting thread, and may be gone as soon as that thread runs. */
 	while (all) {
 		struct pin *next = all->next;

@@ -114,7 +114,7 @@ static int insert_parts(struct store *store, const struct new_source *made, uint
 	for (uint64_t i = 0; !err && i < selection->count; i++) {
 		uint64_t bytes = selection->units[i].pieces * sizeof(struct selection_piece);
 
-		err = store_file_insert(list, id, i, made->selection_file + at, bytes);
+		err = store_file_insert(store, list, id, i, made->selection_file + at, bytes);
 		at += bytes;
 	}
 	return err;
@@ -130,7 +130,7 @@ int new_source_store_selection(struct store *store, const struct new_source *mad
 	err = sql_run(store->writer, tables);
 	if (!err)
 		err = insert_parts(store, made, id);
-	return err ? sql_error_set(store->writer, "write a selection to", error) : 0;
+	return err ? sql_error_set(store->writer, "write a selection to", error) ?: err : 0;
 }
 
 int store_load_selection(struct store *store, struct source *source,

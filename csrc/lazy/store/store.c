@@ -14,6 +14,7 @@ static int init_locks(struct store *store)
 
 	if (err)
 		return err;
+	pthread_mutex_init(&store->add_lock, NULL);
 	pthread_mutex_init(&store->write_lock, NULL);
 	pthread_mutex_init(&store->read_lock, NULL);
 	pthread_mutex_init(&store->pages_lock, NULL);
@@ -30,9 +31,13 @@ int store_open(const char *path, struct map *map, struct store **store, struct e
 		return error_set(error, -ENOMEM, "no memory for a map");
 	}
 	made->map = map;
+	made->slices.most_bytes = STORE_SLICE_BYTES;
 	err = store_file_open(made, path, error);
 	if (!err)
 		err = store_load(made, error);
+	/* If there is no room for that, it comes before the next addition. */
+	if (!err)
+		store_undo(made, &(struct error){});
 	if (err)
 		store_close(made);
 	else
@@ -54,6 +59,7 @@ void store_close(struct store *store)
 		source_free(store->sources[i]);
 	free(store->sources);
 	pin_queue_deinit(&store->pins);
+	pthread_mutex_destroy(&store->add_lock);
 	pthread_mutex_destroy(&store->write_lock);
 	pthread_mutex_destroy(&store->read_lock);
 	pthread_mutex_destroy(&store->pages_lock);

@@ -206,20 +206,22 @@ static int answer_inline(const struct map_request *request, const struct batch *
 
 static int answer_in_file(const struct map_request *request, const struct batch *batch)
 {
+	_cleanup_free_ uint64_t(*rows)[2] = calloc(batch->count ?: 1, sizeof(*rows));
 	size_t existed = 0;
+	int err;
 
+	if (!rows)
+		return -ENOMEM;
 	for (size_t i = 0; i < batch->count; i++) {
 		const struct store_addition *addition = &batch->additions[i];
-		const uint64_t words[] = {
-			htole64(addition->offset | addition->existed),
-			htole64(addition->length),
-		};
-		int err = pwrite_full(request->call->fd, words, sizeof(words), i * sizeof(words));
 
-		if (err)
-			return err;
+		rows[i][0] = htole64(addition->offset | addition->existed);
+		rows[i][1] = htole64(addition->length);
 		existed += addition->existed;
 	}
+	err = pwrite_full(request->call->fd, rows, batch->count * sizeof(*rows), 0);
+	if (err)
+		return err;
 	return json_object_set_new(request->body, "count",
 				   json_integer((json_int_t)batch->count)) ||
 			       json_object_set_new(request->body, "existed",

@@ -42,7 +42,7 @@ def shell(sanitized_build: Path, path: Path) -> Iterator[StoreShell]:
 
 @pytest.fixture
 def again(sanitized_build: Path, path: Path) -> Open:
-    return lambda: StoreShell(sanitized_build, path)
+    return lambda **keys: StoreShell(sanitized_build, path, **keys)
 
 
 def file_source(path: Path, **keys: Any) -> dict[str, Any]:
@@ -510,6 +510,36 @@ def test_a_large_batch_takes_seconds(again: Open) -> None:
         assert shell.ask(random=[10, PATTERN])["error"] == "EEXIST"
     with again() as shell:
         assert shell.opened["mappings"] == 100_000
+
+
+def test_pins_come_between_mappings_of_a_large_request(
+    shell: StoreShell, again: Open, data: Path
+) -> None:
+    """Reads wait for pins: none may wait for all of a request."""
+    shell.add([[1 << 39, 4096, 0, 0]], file_source(data, unit=4096))
+    reply = shell.ask(random=[100_000, MEMSET], pin=1)
+    assert reply["pinned"] > 10, reply
+    assert len(shell.list()) == 100_001
+
+
+def test_a_client_that_leaves_ends_its_request(
+    again: Open, data: Path, path: Path
+) -> None:
+    """What was written of it goes, also when it was killed meanwhile."""
+    with again(environment={"STORE_SLICE_BYTES": "512"}) as shell:
+        shell.add([[4096, 4096, 0, 0]], file_source(data, unit=4096))
+        reply = shell.ask(random=[10_000, MEMSET], pin=1, leave=3)
+        assert reply["error"] == "ECANCELED"
+        assert shell.list() == [[4096, 4096, 1, 0]]
+        assert shell.add([[None, 4096, 0, 0]], PATTERN, room=[0, MIB, 4096]) == added(
+            (0, False)
+        )
+    with again() as shell:
+        assert len(shell.list()) == 2 and shell.ask(check=True) == {"ok": True}
+    with sqlite3.connect(path) as db:
+        assert list(db.execute("PRAGMA user_version")) == [(1,)]
+        assert list(db.execute("SELECT count(*) FROM mappings")) == [(2,)]
+    db.close()
 
 
 # The file

@@ -31,7 +31,13 @@ def batches() -> list[set[int | None]]:
 
 
 def environment(
-    build: Path, error: int, first: int, number: int, *, short: bool
+    build: Path,
+    error: int,
+    first: int,
+    number: int,
+    *,
+    short: bool,
+    slice_bytes: int = 1 << 20,
 ) -> dict[str, str]:
     return {
         "LD_PRELOAD": str(build / "csrc/tests/fail-writes.so"),
@@ -40,6 +46,7 @@ def environment(
         "FAIL_FROM": str(first),
         "FAIL_COUNT": str(number),
         "FAIL_SHORT": "1" if short else "0",
+        "STORE_SLICE_BYTES": str(slice_bytes),
     }
 
 
@@ -74,12 +81,16 @@ def change(shell: StoreShell, error: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("start", "error", "number", "short"),
+    ("start", "error", "number", "short", "slice_bytes"),
     [
-        (1, errno.ENOSPC, FOR_EVER, False),
-        (2, errno.ENOSPC, 4, True),
-        (3, errno.EIO, 1, False),
-        (4, errno.EIO, FOR_EVER, False),
+        (1, errno.ENOSPC, FOR_EVER, False, 1 << 20),
+        (2, errno.ENOSPC, 4, True, 1 << 20),
+        (3, errno.EIO, 1, False, 1 << 20),
+        (4, errno.EIO, FOR_EVER, False, 1 << 20),
+        # Requests in several transactions.
+        (3, errno.ENOSPC, FOR_EVER, False, 3000),
+        (4, errno.ENOSPC, 4, True, 3000),
+        (1, errno.EIO, 1, False, 3000),
     ],
 )
 def test_nothing_half_made_is_left(
@@ -89,12 +100,20 @@ def test_nothing_half_made_is_left(
     error: int,
     number: int,
     short: bool,
+    slice_bytes: int,
 ) -> None:
     """Each of them tries every fourth call, so that this does not take minutes."""
     for first in range(start, CALLS, 4):
         path = tmp_path / f"{first}.map"
         make(sanitized_build, path)
-        preload = environment(sanitized_build, error, first, number, short=short)
+        preload = environment(
+            sanitized_build,
+            error,
+            first,
+            number,
+            short=short,
+            slice_bytes=slice_bytes,
+        )
         with StoreShell(sanitized_build, path, preload) as shell:
             if "error" in shell.opened:
                 continue  # also said clearly, and nothing happened

@@ -72,10 +72,10 @@ def test_a_newer_version_is_refused(
     with again() as shell:
         shell.add([[0, 4096, 0, 0]], MEMSET)
     with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version=3")
+        connection.execute("PRAGMA user_version=4")
     connection.close()
     reply = refusal(sanitized_build, path)
-    assert reply["error"] == "EPROTONOSUPPORT" and "version 3" in reply["text"]
+    assert reply["error"] == "EPROTONOSUPPORT" and "version 4" in reply["text"]
     assert "btrfs-ublk" in reply["hint"]
 
 

@@ -82,7 +82,9 @@ class Workload:
                 self.ask(shell, checkpoint=True)
 
 
-def record(build: Path, tmp_path: Path) -> tuple[list[Operation], Workload]:
+def record(
+    build: Path, tmp_path: Path, slice_bytes: int
+) -> tuple[list[Operation], Workload]:
     directory, log = tmp_path / "recorded", tmp_path / "log"
     directory.mkdir(mode=0o700)
     workload = Workload(6)
@@ -90,6 +92,7 @@ def record(build: Path, tmp_path: Path) -> tuple[list[Operation], Workload]:
         "LD_PRELOAD": str(build / "csrc/tests/write-log.so"),
         "WRITE_LOG": str(log),
         "WRITE_LOG_DIR": str(directory),
+        "STORE_SLICE_BYTES": str(slice_bytes),
         "ASAN_OPTIONS": "verify_asan_link_order=0:exitcode=99",
     }
     for kill in (False, True, False):  # each finds what the one before it has left
@@ -121,8 +124,11 @@ def check(shell: StoreShell, workload: Workload, answers: int) -> int:
     return len(rows)
 
 
-def test_what_was_acknowledged_is_there(sanitized_build: Path, tmp_path: Path) -> None:
-    operations, workload = record(sanitized_build, tmp_path)
+@pytest.mark.parametrize("slice_bytes", [1 << 20, 1000], ids=["one", "slices"])
+def test_what_was_acknowledged_is_there(
+    sanitized_build: Path, tmp_path: Path, slice_bytes: int
+) -> None:
+    operations, workload = record(sanitized_build, tmp_path, slice_bytes)
     assert sum(operation.kind == SYNC for operation in operations) > 40
     assert len(workload.pin_since) > 15 and workload.listed
     places = cycle([tmp_path / "one", tmp_path / "other"])
