@@ -70,11 +70,12 @@ class AbandonedLedger:
 def abandoned_ledgers(
     directory: Path, *, lock_timeout_s: float = LOCK_TIMEOUT_S
 ) -> Generator[AbandonedLedger, None, None]:
-    """Yield the ledgers of dead processes. Each is locked until the next is asked for.
+    """Yield the ledgers of dead processes, the youngest first: things in it may be on
+    things in an older one. Each is locked until the next is asked for.
 
     Close the generator (contextlib.closing) to release the last one.
     """
-    for path in sorted(directory.glob(f"*{SUFFIX}")):
+    for path in sorted(directory.glob(f"*{SUFFIX}"), key=_changed_ns, reverse=True):
         try:
             fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -85,6 +86,13 @@ def abandoned_ledgers(
                 yield _read(path, fd, is_locked=is_locked)
         finally:
             os.close(fd)
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def _lock_of_the_dead(path: Path, fd: int, deadline_s: float) -> bool | None:

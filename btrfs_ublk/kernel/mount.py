@@ -63,11 +63,7 @@ class Mount:
         self, *, options: Sequence[str], timeout_s: float = _MOUNT_TIMEOUT_S
     ) -> None:
         """Change options: ``["rw"]``, say. Raises CommandError."""
-        run(
-            ["mount", "-o", ",".join(["remount", *options]), self.target],
-            timeout_s=timeout_s,
-            hint="see the kernel log: dmesg",
-        )
+        remount(self.target, options=options, timeout_s=timeout_s)
 
 
 @contextmanager
@@ -132,6 +128,17 @@ def mounted(
         yield Mount(ledger, entry)
 
 
+def remount(
+    target: Path, *, options: Sequence[str], timeout_s: float = _MOUNT_TIMEOUT_S
+) -> None:
+    """Do so for a mount of any program. Raises CommandError."""
+    run(
+        ["mount", "-o", ",".join(["remount", *options]), target],
+        timeout_s=timeout_s,
+        hint="see the kernel log: dmesg",
+    )
+
+
 @deferred()
 def mount_now(
     source: str,
@@ -164,6 +171,27 @@ def unmount_now(target: Path) -> None:
         if number != errno.EBUSY or attempt == _BUSY_ATTEMPTS:
             raise OSError(number, os.strerror(number), str(target))
         _wait_for_users(target, timeout_s=_BUSY_TIMEOUT_S / _BUSY_ATTEMPTS)
+
+
+def is_frozen(target: Path) -> bool:
+    """Whether the file system mounted there is frozen (fsfreeze(8)), so that unmounting
+    it would leave it, and its devices, in use and out of sight. False where the kernel
+    does not say (before 5.2).
+
+    A reconfiguration that changes nothing fails with EBUSY then, and only then
+    (reconfigure_super() in fs/super.c). Of what can be tried, all else waits.
+    """
+    at_fdcwd, fspick_cloexec, fsconfig_cmd_reconfigure = -100, 1, 7
+    fspick, fsconfig = 433, 431  # glibc has had these calls since 2.36
+    library = ctypes.CDLL(None, use_errno=True)
+    fd = library.syscall(fspick, at_fdcwd, os.fsencode(target), fspick_cloexec)
+    if fd < 0:
+        return False
+    try:
+        failed = library.syscall(fsconfig, fd, fsconfig_cmd_reconfigure, None, None, 0)
+        return bool(failed) and ctypes.get_errno() == errno.EBUSY
+    finally:
+        os.close(fd)
 
 
 def _source_names(source: str) -> list[str]:

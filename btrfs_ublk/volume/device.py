@@ -8,10 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from btrfs_ublk import device as devices
+from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.device.state import DeviceDirectory, device_directory
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.btrfs import forget_device
 from btrfs_ublk.volume.definition import SETTINGS, VolumeDefinition
+from btrfs_ublk.volume.mounts import device_names
 from btrfs_ublk.volume.store import VolumeDirectory
 
 
@@ -51,6 +53,32 @@ def refuse_removed_directory(volume: VolumeDirectory) -> None:
             f"btrfs-ublk device down {volume.name}"
         ),
     )
+
+
+def explain_devices(volume: VolumeDirectory, device: devices.Device) -> str | None:
+    """Say which devices the mounted file system has got from other programs, as more
+    or in place of the volume's; None if it has none. It may lack that of an image."""
+    fsid, session = volume.fsid(), volume.session()
+    if fsid is None or session is None or device.path is None:
+        return None
+    with deferred():
+        # Only volumes that are up need it.
+        from btrfs_ublk.kernel.temporary import loops_below
+    loops = {path.name for path, file in loops_below(volume.path)}
+    found, served = device_names(fsid), Path(os.path.realpath(device.path)).name
+    foreign = " ".join(sorted(f"/dev/{name}" for name in found - loops - {served}))
+    if not found & loops:
+        return (
+            f"its file system has {foreign or 'no device'} in place of "
+            f"{volume.sprout_image}, and cannot be mounted again so. Before it goes "
+            f"down: losetup, and btrfs replace it back on {session.target}"
+        )
+    if foreign:
+        return (
+            f"its file system has {foreign}, which the volume does not know. Before it "
+            f"goes down: btrfs device remove {foreign} {session.target}"
+        )
+    return None
 
 
 def make_device(volume: VolumeDirectory, definition: VolumeDefinition) -> Path:

@@ -9,6 +9,7 @@ from btrfs_ublk.base.log import log, step
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
+from btrfs_ublk.kernel.mount import is_frozen, mounted
 from btrfs_ublk.kernel.temporary import loops_below
 from btrfs_ublk.volume.device import (
     drop_device,
@@ -17,7 +18,7 @@ from btrfs_ublk.volume.device import (
     refuse_removed_directory,
 )
 from btrfs_ublk.volume.forks import FORKS_DIRECTORY, mount_overlays, unmount_overlays
-from btrfs_ublk.volume.kept_ledger import collect_kept
+from btrfs_ublk.volume.kept_ledger import KeptLedger, collect_kept
 from btrfs_ublk.volume.mounts import (
     is_mounted,
     mount_points,
@@ -156,6 +157,15 @@ def _refuse_if_used(volume: VolumeDirectory) -> None:
     if users:
         where = f"in another mount namespace {'as well' if points else 'only'}"
         raise _not_down(volume, f"it is mounted {where}: {'; '.join(users)}")
+    if not points and ours is not None:
+        points = _find_frozen(volume, ours)
+    if points and is_frozen(points[0]):
+        # An unmount would succeed, and leave it in use.
+        raise LeftoverError(
+            f"volume {volume.name!r} is still up: it is frozen",
+            hint=f"fsfreeze --unfreeze {points[0]}, then: "
+            f"btrfs-ublk volume down {volume.name}",
+        )
     if not points:
         raise _not_down(
             volume,
@@ -169,6 +179,25 @@ def _refuse_if_used(volume: VolumeDirectory) -> None:
     openers = wait_for_openers(fsid, timeout_s=_OPEN_TIMEOUT_S)
     if openers:
         raise _not_down(volume, f"its device is in use: {'; '.join(openers)}")
+
+
+def _find_frozen(volume: VolumeDirectory, target: Path) -> list[Path]:
+    """Mount a file system that was unmounted while it was frozen where it was, so that
+    it can be unfrozen. Returns the mount point; [] if it is not frozen."""
+    loops = [path for path, file in loops_below(volume.path)]
+    if not loops or not target.is_dir() or any(target.iterdir()):
+        return []
+    ledger = KeptLedger(volume.ledgers)
+    try:
+        with mounted(loops[0], target, ledger=ledger), deferred():
+            if is_frozen(target):
+                ledger.leave()
+                return [target]
+    except BtrfsUblkError as error:
+        log.debug("%s", error)
+    finally:
+        ledger.close()
+    return []
 
 
 def _not_down(volume: VolumeDirectory, why: str) -> LeftoverError:

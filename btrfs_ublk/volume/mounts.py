@@ -122,7 +122,7 @@ def wait_for_openers(fsid: UUID, *, timeout_s: float) -> list[str]:
 
     NB: our own descriptor (attach(), ``lifeline``) is closed when a loop is detached.
     """
-    names = _device_names(fsid)
+    names = device_names(fsid)
     loops = [Path("/dev", name) for name in names if name.startswith("loop")]
     return wait_for_users(*loops, timeout_s=timeout_s)
 
@@ -142,7 +142,8 @@ def wait_for_users(*places: Path, timeout_s: float) -> list[str]:
     return found
 
 
-def _device_names(fsid: UUID) -> set[str]:
+def device_names(fsid: UUID) -> set[str]:
+    """Return the names in /dev of the devices of a mounted file system."""
     try:
         return set(os.listdir(_BTRFS / str(fsid) / "devices"))
     except OSError:
@@ -151,7 +152,7 @@ def _device_names(fsid: UUID) -> set[str]:
 
 def _sources(fsid: UUID) -> set[str]:
     """Return what its mounts may show as their source."""
-    return {f"/dev/{name}" for name in _device_names(fsid)} | {overlay_source(fsid)}
+    return {f"/dev/{name}" for name in device_names(fsid)} | {overlay_source(fsid)}
 
 
 def _with_parents(

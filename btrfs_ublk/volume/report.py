@@ -14,7 +14,7 @@ from btrfs_ublk import server as servers
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.device.locks import is_locked
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.volume.device import find_device
+from btrfs_ublk.volume.device import explain_devices, find_device
 from btrfs_ublk.volume.entry import describe_source
 from btrfs_ublk.volume.mounts import is_mounted, is_read_only, mount_points
 from btrfs_ublk.volume.store import (
@@ -237,6 +237,8 @@ def _state_of(
     if not device.is_well:
         why = f": {device.reason}" if device.reason else ""
         return "broken", f"its device is {device.health}{why}"
+    if wrong := explain_devices(volume, device):
+        return "broken", wrong
     if is_read_only(mount):
         return "broken", "it is read-only: see the kernel log (dmesg | grep -i btrfs)"
     return "up", None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,22 +12,23 @@ from pathlib import Path
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, require
 from btrfs_ublk.base.jsonfile import sync
 from btrfs_ublk.base.ledger import boot_id
-from btrfs_ublk.base.log import step
+from btrfs_ublk.base.log import log, step
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.private_dirs import make_private
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.base.undo import undoing
 from btrfs_ublk.content.oci import Resolved
 from btrfs_ublk.device import recover_device
-from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
+from btrfs_ublk.errors import BtrfsUblkError, CommandError, LeftoverError, UsageError
 from btrfs_ublk.kernel.btrfs import filesystem_uuid
 from btrfs_ublk.kernel.loop import loop_device
-from btrfs_ublk.kernel.mount import mounted
+from btrfs_ublk.kernel.mount import mounted, remount
 from btrfs_ublk.kernel.read_ahead import get_read_ahead, set_read_ahead
-from btrfs_ublk.units import exact_size
+from btrfs_ublk.units import KIB, exact_size
 from btrfs_ublk.volume.cache import limit_cache, prepare_cache, undoing_cache
 from btrfs_ublk.volume.definition import SETTINGS, VolumeDefinition
 from btrfs_ublk.volume.device import (
+    explain_devices,
     find_device,
     make_device,
     refuse_foreign_device,
@@ -177,6 +179,7 @@ def _check(volume: VolumeDirectory, definition: VolumeDefinition) -> bool:
                 hint=f"first: btrfs-ublk volume down {volume.name}",
             )
     _heal(volume)
+    _make_writable(Path(session.target))
     return True
 
 
@@ -184,6 +187,8 @@ def _heal(volume: VolumeDirectory) -> None:
     """Recover the device of a mounted volume. Raises LeftoverError when that fails."""
     device = find_device(volume)
     if device is not None and device.is_well:
+        if wrong := explain_devices(volume, device):
+            raise LeftoverError(f"volume {volume.name!r} is up, but {wrong}")
         return
     try:
         if device is not None:
@@ -196,6 +201,13 @@ def _heal(volume: VolumeDirectory) -> None:
         f"volume {volume.name!r} is mounted, but does not work: {why}",
         hint=f"btrfs-ublk volume down {volume.name}, then up again",
     )
+
+
+def _make_writable(target: Path) -> None:
+    """Undo a remount by hand. Raises CommandError where btrfs refuses that, as it has
+    made itself read-only after an error."""
+    if is_read_only(target):
+        remount(target, options=["rw"])
 
 
 def _change_read_ahead(
@@ -226,6 +238,9 @@ def _bring_up(volume: VolumeDirectory, definition: VolumeDefinition) -> None:
             _sprout(volume, device)
     with step(f"mount it on {target}"):
         _mount(volume, device, target, definition)
+    found = find_device(volume)
+    if found is not None and (wrong := explain_devices(volume, found)):
+        log.warning("volume %s: %s", volume.name, wrong)  # only here can that be mended
 
 
 def _make_target(target: Path, *, is_given: bool) -> None:
@@ -287,6 +302,24 @@ def _validate(volume: VolumeDirectory, target: Path) -> None:
         assert_mapping(volume.seed(), target)
 
 
+def _refuse_other_devices(image: Path) -> None:
+    """Raise BtrfsUblkError where btrfs cannot be mounted because of devices that other
+    programs have added or replaced (struct btrfs_super_block)."""
+    with image.open("rb") as file:
+        file.seek(64 * KIB)
+        magic, devices = struct.unpack("64x8s64xQ", file.read(144))
+    if magic != b"_BHRfS_M":
+        raise BtrfsUblkError(
+            f"{image} holds no btrfs any more: btrfs replace has moved it",
+            hint="replace it back, while the volume's device and that one are mounted",
+        )
+    if devices > 2:
+        raise BtrfsUblkError(
+            f"the btrfs in {image} has {devices} devices, and the volume knows 2",
+            hint="attach the others, mount it by hand, and: btrfs device remove",
+        )
+
+
 def _mount(
     volume: VolumeDirectory, device: Path, target: Path, definition: VolumeDefinition
 ) -> None:
@@ -297,15 +330,19 @@ def _mount(
             loop = stack.enter_context(
                 loop_device(volume.sprout_image, lifeline=True, ledger=ledger)
             )
-            mount = stack.enter_context(
-                mounted(
-                    loop.path,
-                    target,
-                    # Btrfs finds both devices by these options only.
-                    options=[f"device={device}", f"device={loop.path}"],
-                    ledger=ledger,
+            try:
+                mount = stack.enter_context(
+                    mounted(
+                        loop.path,
+                        target,
+                        # Btrfs finds both devices by these options only.
+                        options=[f"device={device}", f"device={loop.path}"],
+                        ledger=ledger,
+                    )
                 )
-            )
+            except CommandError as error:
+                _refuse_other_devices(volume.sprout_image)
+                raise error
             fsid = filesystem_uuid(target)
             if fsid != volume.fsid():
                 raise BtrfsUblkError(

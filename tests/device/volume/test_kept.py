@@ -23,12 +23,13 @@ from btrfs_ublk.base.ledger import boot_id
 from btrfs_ublk.base.process import run
 from btrfs_ublk.device import add_device, remove_device, show_device
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
+from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.kernel.mount import mounted
 from btrfs_ublk.kernel.read_ahead import get_read_ahead
 from btrfs_ublk.kernel.temporary import loops_below
 from btrfs_ublk.kernel.uevents import wait_until
 from btrfs_ublk.server import Description, FrontEndName, PatternSegment
-from btrfs_ublk.units import KIB, MIB
+from btrfs_ublk.units import GIB, KIB, MIB
 from btrfs_ublk.volume import (
     VolumeFile,
     Volumes,
@@ -309,6 +310,68 @@ def test_somebody_else_unmounts_it(place: Place) -> None:
     assert place.state() == "broken"
     assert up_volume(NAME, place.definition("one"), base=place.base).is_up
     assert place.matches("one")
+
+
+@fuse_only
+@pytest.mark.parametrize("unmounted", [False, True])
+def test_a_frozen_one_stays_up(place: Place, unmounted: bool) -> None:
+    """An unmount would leave a frozen file system in use, and out of sight."""
+    with kept_volume(NAME, place.definition(), base=place.base):
+        run(["fsfreeze", "--freeze", place.target], timeout_s=10)
+        if unmounted:
+            run(["umount", place.target], timeout_s=10)
+            assert place.state() == "broken"
+            with pytest.raises(LeftoverError, match="it is frozen"):
+                up_volume(NAME, place.definition(), base=place.base)
+        with pytest.raises(LeftoverError, match="it is frozen") as refused:
+            down_volume(NAME, base=place.base)
+        assert f"fsfreeze --unfreeze {place.target}," in (refused.value.hint or "")
+        assert place.target.is_mount()
+        run(["fsfreeze", "--unfreeze", place.target], timeout_s=10)
+        assert place.state() == "up"
+    assert place.state() == "down"
+
+
+@fuse_only
+def test_one_that_its_user_made_read_only_is_made_writable(place: Place) -> None:
+    with kept_volume(NAME, place.definition(), base=place.base):
+        run(["mount", "-o", "remount,ro", place.target], timeout_s=10)
+        assert place.state() == "broken"
+        up_volume(NAME, place.definition(), base=place.base)
+        (place.target / "mine").write_text("written")
+
+
+@fuse_only
+def test_devices_that_others_have_changed_are_named(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    def changed(command: list[object], told: str) -> None:
+        run(["btrfs", *command, place.target], timeout_s=60)
+        reason = show_volume(NAME, base=place.base).reason or ""
+        assert told in reason and str(place.target) in reason
+        with pytest.raises(LeftoverError, match=told):
+            up_volume(NAME, place.definition(), base=place.base)
+
+    (more := place.root / "more").touch()
+    os.truncate(more, GIB)
+    image = volume_directory(NAME, place.base).sprout_image
+    with loop_device(more) as other:
+        with kept_volume(NAME, place.definition(), base=place.base):
+            changed(["device", "add", "-f", other.path], f"has {other.path}, which")
+            down_volume(NAME, base=place.base)
+    with pytest.raises(BtrfsUblkError, match="has 3 devices, and the volume knows 2"):
+        up_volume(NAME, place.definition(), base=place.base)
+    with loop_device(more) as other:
+        run(["btrfs", "device", "scan", other.path], timeout_s=60)
+        up_volume(NAME, place.definition(), base=place.base)
+        assert f"has {other.path}, which" in caplog.text
+        run(["btrfs", "device", "remove", other.path, place.target], timeout_s=60)
+        assert place.state() == "up"
+        replace_it: list[object] = ["replace", "start", "-B", "-f", "2", other.path]
+        changed(replace_it, f"has {other.path} in place of {image}")
+        down_volume(NAME, base=place.base)
+        with pytest.raises(BtrfsUblkError, match=f"{image} holds no btrfs any more"):
+            up_volume(NAME, place.definition(), base=place.base)
 
 
 @fuse_only
