@@ -30,7 +30,8 @@ from btrfs_ublk.units import format_size, parse_size
 @click.option(
     "--quota",
     metavar="SIZE",
-    help="How much may be written to it. It takes Linux 6.7.  [no limit]",
+    help="How much may be written to it. The volume needs Linux 6.7 from then on, for "
+    "good.  [no limit]",
 )
 @click.option(
     "--layer", metavar="CHAIN-ID", help="Another layer.  [the last: the whole image]"
