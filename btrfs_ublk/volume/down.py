@@ -51,7 +51,10 @@ def down_volume(name: str, *, base: StrPath | None = None) -> bool:
     volume.check()
     with volume.locked(timeout_s=LOCK_TIMEOUT_S):
         was_up = is_anything_up(volume)
-        take_down(volume)
+        volume.forget_copied()
+        fsid = volume.fsid()
+        if was_up or fsid is None or not is_mounted(fsid):
+            take_down(volume)  # or what a killed command has left
     return was_up
 
 
@@ -87,7 +90,8 @@ def is_anything_up(volume: VolumeDirectory) -> bool:
     return (
         (session is not None and session.is_of_this_boot)
         or find_device(volume) is not None
-        or (fsid is not None and is_mounted(fsid))
+        # Without a loop device, it is a copy, or the original of one, that is mounted.
+        or (fsid is not None and is_mounted(fsid) and any(loops_below(volume.path)))
     )
 
 
@@ -101,6 +105,7 @@ def may_be_up(volume: VolumeDirectory) -> bool:
 
 def take_down(volume: VolumeDirectory) -> None:
     """Take a locked volume down. Raises LeftoverError, which says if it is mounted."""
+    volume.forget_copied()
     _refuse_if_used(volume)
     with deferred(), step(f"take volume {volume.name} down"):
         try:
@@ -143,6 +148,13 @@ def _refuse_if_used(volume: VolumeDirectory) -> None:
     ours = Path(session.target) if session is not None else None
     mounts = mounts_of(fsid)
     points = [mount.target for mount in mounts]
+    if session is None and not any(loops_below(volume.path)):
+        at = ", ".join(str(each) for each in points) or "in another mount namespace"
+        raise LeftoverError(
+            f"volume {volume.name!r} is not up, but its original, or a copy: the same "
+            f"file system is mounted ({at})",
+            hint="a copy has its fsid: have one of them up at a time",
+        )
     overlays = [
         mount.target
         for mount in mounts

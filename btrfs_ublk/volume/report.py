@@ -12,6 +12,7 @@ from btrfs_ublk import device as devices
 from btrfs_ublk import kernel as resources
 from btrfs_ublk import server as servers
 from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.device.locks import is_locked
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.volume.device import explain_devices, find_device
@@ -211,11 +212,20 @@ def _file_of(volume: VolumeDirectory, source: int) -> str | None:
     return next((x.path for x in volume.files().values() if x.offset == offset), None)
 
 
+def _has_loops(volume: VolumeDirectory) -> bool:
+    with deferred():
+        # Not needed for volumes that are up.
+        from btrfs_ublk.kernel.temporary import loops_below
+    return any(loops_below(volume.path))
+
+
 def _state_of(
     volume: VolumeDirectory, device: devices.Device | None, mount: Path
 ) -> tuple[VolumeState, str | None]:
     fsid, session = volume.fsid(), volume.session()
     was_to_be_up = session is not None and session.is_of_this_boot
+    if device is None and not was_to_be_up and not _has_loops(volume):
+        return "down", None
     if fsid is None or not is_mounted(fsid):
         if device is None and not was_to_be_up:
             return "down", None

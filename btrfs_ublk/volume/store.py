@@ -72,12 +72,14 @@ class Made:
 @dataclass(frozen=True, kw_only=True)
 class Session:
     """Where a volume is up, or was to be (session.json). ``made_target`` says that the
-    mount point was made for it.
+    mount point was made for it. ``directory`` is which directory it is of, which a copy
+    is not: the numbers of its file system and inode, "" from earlier versions.
     """
 
     boot_id: str
     target: str
     made_target: bool
+    directory: str = ""
 
     @property
     def is_of_this_boot(self) -> bool:
@@ -185,8 +187,31 @@ class VolumeDirectory:
 
     def session(self) -> Session | None:
         """Return the session; None when the volume was not to be up."""
+        session = self._read_session()
+        return None if session is None or self._is_copied(session) else session
+
+    def _read_session(self) -> Session | None:
         keys = _FILES.read(self._session)
         return None if keys is None else _FILES.parse(Session, keys, self._session)
+
+    def _is_copied(self, session: Session) -> bool:
+        known = session.directory and session.is_of_this_boot
+        return bool(known) and session.directory != self.identity()
+
+    def identity(self) -> str:
+        """Return a text that tells the directory from its copies."""
+        status = self.path.stat()
+        return f"{status.st_dev}:{status.st_ino}"
+
+    def forget_copied(self) -> None:
+        """Remove what a copy has of the session of its original: who would clean up by
+        it would take the original down."""
+        session = self._read_session()
+        if session is None or not self._is_copied(session):
+            return
+        for ledger in self.ledgers.glob("*"):
+            ledger.unlink()
+        self.forget_session()
 
     def files(self) -> dict[str, MadeFile]:
         """Return the files by path."""

@@ -226,7 +226,12 @@ def _bring_up(volume: VolumeDirectory, definition: VolumeDefinition) -> None:
     """Bring up a volume that is completely down."""
     target = volume.target_of(definition)
     volume.write_session(
-        Session(boot_id=boot_id(), target=str(target), made_target=not target.exists())
+        Session(
+            boot_id=boot_id(),
+            target=str(target),
+            made_target=not target.exists(),
+            directory=volume.identity(),
+        )
     )
     _make_target(target, is_given=definition.mount is not None)
     prepare_cache(volume, definition)

@@ -375,6 +375,21 @@ def test_devices_that_others_have_changed_are_named(
 
 
 @fuse_only
+def test_a_copy_leaves_its_original_alone(place: Place) -> None:
+    """One that was made while the original was up has its session and its ledgers."""
+    with kept_volume(NAME, place.definition("one"), base=place.base):
+        copy = place.base / "copy"
+        run(["cp", "-a", "--sparse=always", place.base / NAME, copy], timeout_s=60)
+        assert show_volume("copy", base=place.base).state == "down"
+        with pytest.raises(LeftoverError, match=f"a copy: .*{place.target}"):
+            up_volume("copy", place.definition("one"), base=place.base)
+        assert not down_volume("copy", base=place.base)
+        assert place.state() == "up" and place.matches("one")
+        remove_volume("copy", base=place.base)
+    assert place.state() == "down"
+
+
+@fuse_only
 def test_what_cannot_change(place: Place) -> None:
     definition = place.definition()
     with kept_volume(NAME, definition, base=place.base):
