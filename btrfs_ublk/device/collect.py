@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from btrfs_ublk.base.helpers import SERVER
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.device.keeper import reviving
 from btrfs_ublk.device.lifecycle import remove_locked
@@ -16,12 +17,14 @@ from btrfs_ublk.device.state import (
     DEFAULT_TIMEOUT_S,
     DeviceDirectory,
     device_directories,
+    device_directory,
     devices_directory,
     half_made,
     name_of_half,
 )
 from btrfs_ublk.device.supervision import take_lock
 from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.kernel.users import links_of, pids
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,28 @@ def collect_devices(
         for directory in device_directories()
         if (outcome := _collect(directory, dry_run=dry_run, timeout_s=timeout_s))
     ]
-    return found + collect_half_made(dry_run=dry_run)
+    return found + _without_directory() + collect_half_made(dry_run=dry_run)
+
+
+def _without_directory() -> list[Collected]:
+    """Find servers by the locks that they hold in directories that were removed."""
+    found = []
+    for pid in pids():
+        links = [path for _, path in links_of(pid)]
+        if not links or not Path(links[0]).name.startswith(SERVER):
+            continue
+        for link in links[1:]:
+            lock = Path(link.removesuffix(" (deleted)"))
+            if str(lock) == link or lock.parent.parent != devices_directory():
+                continue
+            if lock.name == device_directory(lock.parent.name).server_lock.name:
+                reason = (
+                    f"{lock.parent} was removed, and its server (pid {pid}) lives: "
+                    f"unmount what uses the device; kill {pid}; and losetup --detach "
+                    "its loop device, if losetup -l shows one of /btrfs-ublk-*"
+                )
+                found.append(Collected(lock.parent.name, "left", reason))
+    return found
 
 
 def _collect(

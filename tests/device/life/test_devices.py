@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -33,6 +34,7 @@ from support.system_state import SystemState
 from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import UBLK
+from btrfs_ublk.base.process import run
 from btrfs_ublk.device import (
     DeviceOptions,
     add_device,
@@ -214,6 +216,20 @@ def test_the_dead_are_collected(options: DeviceOptions) -> None:
     done = device_command("gc")
     assert (done.returncode, done.stdout) == (0, "removed      one\n")
     assert device_command("gc").stdout == "nothing to remove\n"
+
+
+def test_a_directory_that_was_removed_under_its_server(options: DeviceOptions) -> None:
+    device = add_device("one", DESCRIPTION, options)
+    server = device.state.server
+    assert server is not None and collect_devices() == []
+    shutil.rmtree(device_directory("one").path)
+    (left,) = collect_devices()
+    assert (left.name, left.result) == ("one", "left")
+    assert f"kill {server.pid};" in str(left.reason)
+    kill(server, signal.SIGTERM)
+    if options.front_end == "fuse":
+        run(["losetup", "--detach", str(device.path)], timeout_s=60)
+    assert server.wait(timeout_s=TIMEOUT_S) and collect_devices() == []
 
 
 def test_a_stopped_server(options: DeviceOptions) -> None:
