@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "lazy/store/internal.h"
 
@@ -12,9 +13,7 @@ static struct table_slot *slots_new(size_t room)
 {
 	struct table_slot *slots = malloc(room * sizeof(*slots));
 
-	for (size_t i = 0; slots && i < room; i++)
-		slots[i].number = TABLE_FREE;
-	return slots;
+	return slots ? memset(slots, 0xff, room * sizeof(*slots)) : NULL; /* TABLE_FREE */
 }
 
 int table_init(struct table *table)
