@@ -165,7 +165,7 @@ def test_room_is_found_as_fast_in_a_full_map(sanitized_build: Path) -> None:
 
 def test_room_is_found_as_fast_for_many_lengths(sanitized_build: Path) -> None:
     """What a search has seen is known for all lengths, not only for its own."""
-    lengths = [BLOCK * (1 + number * 7 % 64) for number in range(40_000)]
+    lengths = [BLOCK * (1 + number // 8) for number in reversed(range(80_000))]
     commands, offsets = [], [0]
     for length in lengths:
         commands += [f"room 0 {2**60} {length} 4096", f"add {offsets[-1]} {length} 0 0"]
