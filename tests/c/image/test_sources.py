@@ -205,9 +205,7 @@ def test_acls_as_text(shell: Shell, in_memory: Path) -> None:
     assert '"file": an ACL names "lena", and no number of it' in said
     # What the hint says.
     (in_memory / "file").touch()
-    os.setxattr(
-        in_memory / "file", "system.posix_acl_access", trees.ACCESS_ACL
-    )
+    os.setxattr(in_memory / "file", "system.posix_acl_access", trees.ACCESS_ACL)
     words = ["tar", "--xattrs", "--xattrs-include=*", "-C", in_memory, "-cf"]
     subprocess.run([*words, in_memory / "numbers", "file"], check=True, timeout=60)
     (model,) = models(shell, f"tar:{in_memory / 'numbers'}")
