@@ -192,6 +192,9 @@ void response_line(struct response *response, const char *line, size_t length)
 		return;
 	if (!length) {
 		response->complete = true;
+		/* rclone's S3 server says that of a range: only the header tells. */
+		if (response->status == 200 && response->has_range)
+			response->status = 206;
 		return;
 	}
 	value = strchr(text, ':');

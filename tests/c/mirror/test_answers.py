@@ -57,6 +57,11 @@ _RANGE = "206 Partial Content\nContent-Range: bytes 0-99/1048576"
         # nginx, gzip_static: a file of its own, whole.
         (response("200 OK\nContent-Encoding: gzip", b"x" * 100), "wrong", "'gzip'"),
         (response("200 OK", b"x" * 99), "wrong", "HTTP status 200"),
+        (
+            response("200 OK\nContent-Range: bytes 0-98/1048576", b"x" * 99),
+            "wrong",
+            "bytes 0 to 98 where 0 to 99",
+        ),
         (response("200 OK"), "wrong", "is empty (0 bytes)"),
         (response("206 P\nContent-Range: bytes 0--1/0"), "changed", "is empty"),
         (response("416 No\nContent-Range: bytes */50"), "changed", "ends before"),
@@ -106,6 +111,24 @@ def test_takes_a_chunked_range_of_an_object_of_unknown_size(
         with mirror_shell(sanitized_build, tmp_path, keys, size=SIZE) as mirror:
             assert mirror.fetch(0, 10).data == b"0123456789"
             assert "does not say the object's size" in mirror.probe()["text"]
+
+
+def test_a_range_may_have_the_status_of_everything(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """As rclone 1.75 `serve s3` has it: the size is not that of the range."""
+    data = b"0123456789"
+
+    def answer(request: str) -> bytes:
+        last = 0 if "bytes=0-0\r" in request else 9
+        head = f'200 OK\nETag: "1"\nContent-Range: bytes 0-{last}/{SIZE}'
+        return response(head, data[: last + 1])
+
+    with scripted_server(answer) as server:
+        keys = {"kind": "http", "url": server.url()}
+        with mirror_shell(sanitized_build, tmp_path, keys, size=SIZE) as mirror:
+            assert mirror.probe()["size"] == SIZE
+            assert mirror.fetch(0, 10).data == data
 
 
 @pytest.mark.parametrize("size", [1, 3000, 100_000])
