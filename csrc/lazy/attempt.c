@@ -17,8 +17,12 @@ enum {
 	BACK_OFF_FIRST_MS = 50, /* doubled after each failure */
 	BACK_OFF_LAST_MS = 5000,
 	BUSY_MIN_MS = 100,
-	/* A server may ask for days, or send nonsense, while readers wait for it. */
+	/*
+	 * A server may ask for days, or send nonsense, while readers wait for it: for longer than
+	 * this, only who can wait does; see busy_ns().
+	 */
 	BUSY_MAX_MS = 5000,
+	BUSY_PATIENT_MS = 60000, /* the same of readers without a deadline */
 	/*
 	 * How long a mirror that has changed is not asked: its object may be put back, and one
 	 * response with another identity (such as that of a login proxy) proves nothing. Each
@@ -255,15 +259,31 @@ static void set_changed(const struct unit *unit, struct mirror *mirror, const ch
 	mirror->changed_until_ns = clock_now_ns() + (options->changed_ms ?: CHANGED_MS) * NS_PER_MS;
 }
 
-static void avoid(const struct unit *unit, struct mirror *mirror, uint32_t wait_ms, uint64_t now_ns)
+/*
+ * How long a busy server is left alone: as long as it asks for, where a reader's time allows that;
+ * else until a quarter of it is left, as it may be well again.
+ */
+static uint64_t busy_ns(const struct unit *unit, uint32_t asked_ms, uint64_t now_ns)
 {
-	if (wait_ms < BUSY_MIN_MS)
-		wait_ms = BUSY_MIN_MS;
-	if (wait_ms > BUSY_MAX_MS)
-		wait_ms = BUSY_MAX_MS;
+	uint64_t asked_ns = (asked_ms < BUSY_MIN_MS ? BUSY_MIN_MS : asked_ms) * NS_PER_MS;
+	uint64_t most_ns = BUSY_MAX_MS * NS_PER_MS, last_ns = unit_last_deadline_ns(unit);
+	uint64_t left_ns = last_ns > now_ns ? last_ns - now_ns : 0;
+
+	if (last_ns == FETCHER_NO_DEADLINE)
+		most_ns = BUSY_PATIENT_MS * NS_PER_MS;
+	else if (asked_ns < left_ns)
+		return asked_ns;
+	else if (left_ns / 4 * 3 > most_ns)
+		most_ns = left_ns / 4 * 3;
+	return asked_ns < most_ns ? asked_ns : most_ns;
+}
+
+static void avoid(const struct unit *unit, struct mirror *mirror, uint32_t asked_ms,
+		  uint64_t now_ns)
+{
 	if (mirror->avoid_until_ns <= now_ns)
 		is_worse(unit, mirror);
-	mirror->avoid_until_ns = now_ns + wait_ms * NS_PER_MS;
+	mirror->avoid_until_ns = now_ns + busy_ns(unit, asked_ms, now_ns);
 }
 
 /* What makes one slow, the others wait for as well. */

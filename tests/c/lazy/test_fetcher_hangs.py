@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email.utils
 import errno
 import re
 import socket
@@ -351,7 +352,25 @@ def test_a_busy_server_is_not_left_alone_for_long(
 
     with scripted_server(busy_once) as server, fetch_shell(sanitized_build) as shell:
         number = shell.add(source(server))
+        assert shell.read(number, 0, UNIT, deadline_s=6.5).data == DATA[:UNIT]
+
+
+def test_a_busy_server_is_left_alone_as_it_asks(sanitized_build: Path) -> None:
+    """Where its reader's time allows that: here until a date."""
+    asked_s: list[float] = []
+    again_s = int(time.time()) + 8
+
+    def busy_before(head: str) -> bytes:
+        asked_s.append(time.time())
+        if asked_s[-1] < again_s:
+            date = email.utils.formatdate(again_s, usegmt=True)
+            return response(f"503 Service Unavailable\nRetry-After: {date}")
+        return ranged(head)
+
+    with scripted_server(busy_before) as server, fetch_shell(sanitized_build) as shell:
+        number = shell.add(source(server))
         assert shell.read(number, 0, UNIT, deadline_s=60).data == DATA[:UNIT]
+    assert len(asked_s) == 2
 
 
 def wait_for_stats(
