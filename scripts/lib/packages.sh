@@ -25,10 +25,12 @@ packages_of_part() { # build|demo|bench|test|package|vm|arm64|arm64-root
         # the widest letters that it may take: to look at reports of benchmarks;
         # what shows man pages, and shells that complete; containerd, runc and podman,
         # which run containers on our snapshots and images, and what runs in them;
-        # strace fails system calls of helpers; clang, for libFuzzer
+        # strace fails system calls of helpers; clang, for libFuzzer; the last line: web
+        # servers that tests/system/peers asks
         echo clang "$(libfuzzer_package)" clang-format clang-tidy shellcheck systemd nginx skopeo \
             chromium fonts-dejavu-core groff-base mandoc zsh fish zstd xz-utils \
-            containerd runc podman conmon busybox-static strace
+            containerd runc podman conmon busybox-static strace \
+            apache2-bin lighttpd webfs ruby ruby-webrick
         ;;
     package) echo mmdebstrap ;;
     vm)
@@ -170,7 +172,7 @@ apt_without_services() {
     fi
     for package in "$@"; do
         case $package in
-        nginx | docker-registry | containerd)
+        nginx | docker-registry | containerd | lighttpd | webfs)
             # Without systemd, or already so: nothing to do.
             systemctl --quiet disable "$package" >/dev/null 2>&1 || :
             ;;

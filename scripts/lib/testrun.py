@@ -99,7 +99,8 @@ def lanes(mode: str, *, lint: bool, no_vm: str, ublk: bool) -> list[list[Part]]:
         folders=("unit", "c", *_BOTH),
     )
     here = f"(device or ublk) and {_BESIDE if not ublk else _BESIDE_UBLK}{gate}"
-    devices = Part("devices", 540, here, 4, folders=("device", *_SNAPSHOTTER))
+    folders = ("device", *_SNAPSHOTTER, "system/peers")
+    devices = Part("devices", 540, here, 4, folders=folders)
     vm = Part("ublk, Linux latest", 480, "ublk and gate_ublk", kernel="latest")
     machines = [vm]
     if mode == "quick":

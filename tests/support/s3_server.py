@@ -28,7 +28,7 @@ START_TIMEOUT_S = 60
 _STARTS = 3
 _TIMEOUT_S = 30
 #: Parts with options "port" and "port.grpc". Their usual ports may be in use.
-_PARTS = ("master", "volume", "filer", "s3")
+PARTS = ("master", "volume", "filer", "s3")
 #: No option says where a part makes this socket, which it leaves behind.
 _SOCKET = "/tmp/seaweedfs-{part}-grpc-{port}.sock"
 
@@ -158,7 +158,15 @@ def _identities() -> dict[str, object]:
     }
 
 
-def _arguments(root: Path, ports: list[int]) -> list[str]:
+def write_identities(root: Path) -> None:
+    """Write who may do what, for a store that starts then."""
+    path = root / "identities.json"
+    path.write_text(json.dumps(_identities()), encoding="utf-8")
+
+
+def arguments(root: Path, ports: list[int]) -> list[str]:
+    """The command of a store whose data are in ``root``/data. ``ports`` has two for
+    each of PARTS."""
     arguments = [
         str(WEED.path()),
         *("-logtostderr=true", "-v=0", "server", f"-dir={root / 'data'}"),
@@ -169,7 +177,7 @@ def _arguments(root: Path, ports: list[int]) -> list[str]:
         f"-filer.localSocket={root / 'filer.sock'}",
         f"-s3.localSocket={root / 's3.sock'}",
     ]
-    for part, port, grpc in zip(_PARTS, ports[0::2], ports[1::2], strict=True):
+    for part, port, grpc in zip(PARTS, ports[0::2], ports[1::2], strict=True):
         arguments += [f"-{part}.port={port}", f"-{part}.port.grpc={grpc}"]
     return arguments
 
@@ -188,7 +196,7 @@ def _is_up(server: S3Server, process: subprocess.Popen[bytes], log: Path) -> boo
     return True
 
 
-def _remove_sockets(ports: dict[str, int]) -> None:
+def remove_sockets(ports: dict[str, int]) -> None:
     for part, port in ports.items():
         Path(_SOCKET.format(part=part, port=port)).unlink(missing_ok=True)
 
@@ -212,11 +220,11 @@ def _start(
 @contextmanager
 def _started(root: Path) -> Iterator[S3Server | None]:
     """Run a store on ports that were free a moment ago; None: it has ended."""
-    ports = _free_ports(2 * len(_PARTS))
+    ports = _free_ports(2 * len(PARTS))
     with ExitStack() as stack:
-        stack.callback(_remove_sockets, dict(zip(_PARTS, ports[1::2], strict=True)))
-        process = _start(stack, root, _arguments(root, ports), "512MiB")
-        server = S3Server(port=ports[2 * _PARTS.index("s3")])
+        stack.callback(remove_sockets, dict(zip(PARTS, ports[1::2], strict=True)))
+        process = _start(stack, root, arguments(root, ports), "512MiB")
+        server = S3Server(port=ports[2 * PARTS.index("s3")])
         yield server if _is_up(server, process, root / "log") else None
 
 
@@ -224,8 +232,7 @@ def _started(root: Path) -> Iterator[S3Server | None]:
 def s3_server(root: Path) -> Iterator[S3Server]:
     """Run a store with data under ``root``, and two buckets, one of them public."""
     (root / "data").mkdir()
-    identities = json.dumps(_identities())
-    (root / "identities.json").write_text(identities, encoding="utf-8")
+    write_identities(root)
     for _ in range(_STARTS):
         with _started(root) as server:
             if server:
@@ -257,8 +264,7 @@ class Cluster:
 @contextmanager
 def s3_cluster(root: Path) -> Iterator[Cluster]:
     """Run one with data under ``root``, and the buckets of ``s3_server``."""
-    config = root / "identities.json"
-    config.write_text(json.dumps(_identities()), encoding="utf-8")
+    write_identities(root)
     names = ("master", "volume", "volume", "filer", "s3", "s3")
     for _ in range(_STARTS):
         ports = _free_ports(2 * len(names))
@@ -266,7 +272,7 @@ def s3_cluster(root: Path) -> Iterator[Cluster]:
         at = {name: f"127.0.0.1:{port}.{grpc}" for name, port, grpc in places}
         with ExitStack() as stack:
             for name, _, grpc in places:
-                stack.callback(_remove_sockets, {name: grpc})
+                stack.callback(remove_sockets, {name: grpc})
             running: list[subprocess.Popen[bytes]] = []
             for number, (name, port, grpc) in enumerate(places):
                 (home := root / f"{name}{number}").mkdir(exist_ok=True)
@@ -274,7 +280,7 @@ def s3_cluster(root: Path) -> Iterator[Cluster]:
                 arguments += [f"-port={port}", f"-port.grpc={grpc}"]
                 arguments += ["-ip.bind=127.0.0.1", *_options(name, home, at)]
                 if name == "s3":
-                    arguments += [f"-config={config}"]
+                    arguments += [f"-config={root / 'identities.json'}"]
                 running.append(_start(stack, root, arguments, "256MiB"))
             gateways = [S3Server(port) for name, port, _ in places if name == "s3"]
             # NB: one that begins later has nothing from a store that is silent by then.
