@@ -22,7 +22,7 @@ HEAD = """# Compatibility
 servers of packages, on loopback, behind a mounted volume. What a server *hides*, as a
 change within a second, is in [limits.md](limits.md#what-servers-hide).
 
-- **whole and in parts**: all of an object, and 50 ranges without what the page cache has
+- **whole and in parts**: all of an object, and 50 ranges past the page cache
 - **empty**: an object without bytes is an empty file
 - **replaced**: when other bytes of the same size are put in its place, none of them is
   read beside those of before

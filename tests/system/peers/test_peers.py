@@ -146,8 +146,8 @@ class Contract:
             assert reading.result() == data[MIB : MIB + UNIT], "other bytes"
 
     def failures(self) -> int:
-        stats = self.volume.server.stats()
-        return sum(stats.lazy[0].fetcher.failures.values())
+        fetcher = self.volume.server.stats().lazy[0].fetcher
+        return sum(fetcher.failures.values())
 
     def refusal(self) -> str:
         with pytest.raises(BtrfsUblkError) as caught:
