@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import random
 import re
 import ssl
 import threading
@@ -28,6 +29,7 @@ from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess, RegistryError, is_loopback
 from btrfs_ublk.image.challenge import Challenge, parse_challenges
 from btrfs_ublk.image.credentials import Login, find_login
+from btrfs_ublk.image.tokens import SharedToken
 
 _HUB, _HUB_HOST = "docker.io", "registry-1.docker.io"
 _AGENT = "btrfs-ublk"
@@ -50,6 +52,9 @@ _PASSING = (408, 429, 500, 502, 503, 504)
 _MAX_ERROR_BYTES = 16 << 10
 _MAX_TOKEN_BYTES = 1 << 20
 _TOKEN_DEFAULT_S, _TOKEN_MARGIN_S = 60.0, 10.0
+#: Of this part of its life, a token is renewed sooner, by chance: hosts that have begun
+#: together are not to renew theirs together.
+_TOKEN_JITTER = 0.1
 
 #: Makes the body of a request anew for each try.
 Body = Callable[[], bytes | Iterable[bytes]]
@@ -101,6 +106,8 @@ class Connection:
         self._authorization: str | None = None
         self._until_s = 0.0
         self._challenge: Challenge | None = None
+        self._token_is_shared = False
+        self._refused_token: str | None = None
         self._renewing = threading.Lock()
         if base is not None and base.startswith("http://") and not access.insecure:
             raise UsageError(
@@ -162,8 +169,7 @@ class Connection:
         """
         pause_s = _FIRST_PAUSE_S
         until_s = time.monotonic() + _PATIENCE_S
-        asked = False
-        tried = 0
+        learned = tried = 0
         while True:
             tried += 1
             try:
@@ -182,8 +188,10 @@ class Connection:
                     # The next request can use the connection of one read to its end.
                     next(response.iter_content(_MAX_ERROR_BYTES), b"")
                 return response
-            if response.status_code == 401 and not asked:
-                asked = True
+            # A token that another process got may be of no use.
+            most = 2 if self._token_is_shared else 1
+            if response.status_code == 401 and learned < most:
+                learned += 1
                 tried -= 1
                 if self._learn(response):
                     response.close()
@@ -330,6 +338,8 @@ class Connection:
             self._authorization = f"Bearer {login.registry_token}"
             return True
         if wanted.wants_token:
+            if self._challenge is not None and self._authorization:
+                self._refused_token = self._authorization.removeprefix("Bearer ")
             self._challenge, self._until_s = wanted, 0.0
             return True
         if wanted.basic and login.user:
@@ -343,6 +353,18 @@ class Connection:
                 self._registry, self._repository, self._access.docker_config
             )
         return self._login
+
+    def _shared_token(self, login: Login) -> SharedToken:
+        scheme = urlsplit(self._base).scheme
+        name, actions = self._scopes[0].rsplit(":", 1)
+        known = (login.user, login.password, login.identity_token)
+        return SharedToken(
+            [
+                *(self._registry, scheme, actions, name.partition(":")[2]),
+                *(text or "" for text in known),
+                *self._scopes[1:],
+            ]
+        )
 
     def _get_token(self, challenge: Challenge) -> None:
         realm = challenge.realm
@@ -364,7 +386,12 @@ class Connection:
         }
         what = "get a token"
         until_s = time.monotonic() + _PATIENCE_S
+        shared = self._shared_token(login)
         for tried in range(1, _MAX_TRIES + 1):
+            if found := shared.find(refused=self._refused_token):
+                self._authorization, self._until_s = f"Bearer {found[0]}", found[1]
+                self._token_is_shared = True
+                return
             wait_s = _FIRST_PAUSE_S * 2**tried
             try:
                 if login.identity_token:
@@ -394,11 +421,13 @@ class Connection:
                         timeout=_TIMEOUT_S,
                     )
             except requests.RequestException as error:
+                shared.tell(None)
                 if tried == _MAX_TRIES or not _may_pass(error):
                     raise self._unanswered(what, error) from error
             else:
                 if response.status_code == 200:
                     break
+                shared.tell(None)
                 if tried == _MAX_TRIES or response.status_code not in _PASSING:
                     self._refused(what, response)
                 wait_s = _retry_after_s(response, wait_s)
@@ -406,11 +435,15 @@ class Connection:
                     self._refused(what, response, again_s=wait_s)
                 response.close()
             time.sleep(wait_s)
-        with response, deadline(response, 0):
-            self._refuse_encoded(response)
-            self._take_token(response)
+        token = None
+        try:
+            with response, deadline(response, 0):
+                self._refuse_encoded(response)
+                token = self._take_token(response)
+        finally:
+            shared.tell(token, self._until_s)
 
-    def _take_token(self, response: requests.Response) -> None:
+    def _take_token(self, response: requests.Response) -> str:
         began_s = time.monotonic()
         try:
             data = next(response.iter_content(_MAX_TOKEN_BYTES), b"")
@@ -427,8 +460,11 @@ class Connection:
         life_s = found.get("expires_in")
         if not isinstance(life_s, int) or life_s <= 0:
             life_s = _TOKEN_DEFAULT_S
-        self._until_s = began_s + max(life_s - _TOKEN_MARGIN_S, life_s / 2)
+        good_s = max(life_s - _TOKEN_MARGIN_S, life_s / 2)
+        self._until_s = began_s + good_s * (1 - random.uniform(0, _TOKEN_JITTER))
         self._authorization = f"Bearer {token}"
+        self._token_is_shared = False
+        return token
 
     def _unanswered(self, what: str, error: Exception) -> RegistryError:
         reason = reason_of(error)

@@ -473,6 +473,8 @@ static int ask_server(struct remote *remote, struct login *login, struct error *
 	request.ask.mirror = remote->number;
 	pthread_mutex_lock(&remote->lock);
 	request.ask.refused = remote->refused;
+	request.ask.token_refused = remote->token_refused;
+	request.ask.wants_token = remote->wants_token;
 	remote->refused = false;
 	pthread_mutex_unlock(&remote->lock);
 	pthread_mutex_lock(&lock);
@@ -484,6 +486,22 @@ static int ask_server(struct remote *remote, struct login *login, struct error *
 	if (!request.err && !login->ca.text)
 		login->trusted = trust_get();
 	return request.err;
+}
+
+/* What is wrong with it, the server would end us for. */
+static void tell_token(struct fetcher *fetcher, struct remote *remote, const char *token,
+		       const char *why, uint64_t until_ns)
+{
+	const struct channel_token body = { .until_ns = until_ns, .mirror = remote->number };
+	const char *const texts[] = { token ?: "", why ?: "", NULL };
+
+	(void)fetcher;
+	for (const char *c = texts[0]; *c; c++) {
+		if (*c <= ' ' || *c == 127)
+			return;
+	}
+	if (remote->wants_token)
+		channel_add(&channel, CHANNEL_TOKEN, 0, &body, sizeof(body), texts);
 }
 
 static void on_requests(uv_async_t *wake)
@@ -697,6 +715,7 @@ int main(int argc, char **argv)
 		hello.lacks |= CHANNEL_LACKS_LOCK;
 	transfer_init();
 	remote_set_reader(ask_server);
+	remote_set_teller(tell_token);
 	here.workers.finished = job_finished;
 	here.workers.name = "fetch-worker";
 	here.workers.role = CONFINE_INHERITED;

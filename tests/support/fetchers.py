@@ -29,8 +29,10 @@ from btrfs_ublk.units import MIB
 #: csrc/lazy/process/channel.h
 SLOTS, WINDOW_BYTES = 128, 512 << 10
 START, TAKEN, INQUIRE, PING = 1, 3, 5, 6
-HELLO, IDENTITY, ARRIVED, OVER, ASK_LOGIN, ANSWER, EVENT, PONG, NODE = range(7, 16)
-VERSION, OF_INQUIRY = 5, 1 << 31
+HELLO, IDENTITY, ARRIVED, OVER, ASK_LOGIN, ANSWER, EVENT, PONG, NODE, TOKEN = range(
+    7, 17
+)
+VERSION, OF_INQUIRY = 6, 1 << 31
 _HEAD = struct.Struct("=IHH")
 _START = struct.Struct("=QQIIII")
 _OVER = struct.Struct("=iIIIIII")
@@ -140,7 +142,7 @@ class Peer:
         self.send(ANSWER, body, slot=slot)
 
     def ask_login(self, *, slot: int) -> None:
-        self.send(ASK_LOGIN, struct.pack("=II", OF_INQUIRY | slot, 1))
+        self.send(ASK_LOGIN, struct.pack("=QIIII", 0, OF_INQUIRY | slot, 1, 0, 0))
 
     def answer_early(self) -> None:
         self.ask_login(slot=self.slot)
@@ -179,7 +181,12 @@ LIES: dict[str, Callable[[Peer], object]] = {
     "a long message": lambda it: it.stream.sendall(_HEAD.pack(2**32 - 1, OVER, 0)),
     "an unknown message": lambda it: it.send(999),
     "the server's own message": lambda it: it.send(START, bytes(40)),
-    "a login of nobody": lambda it: it.send(ASK_LOGIN, struct.pack("=II", 4000, 1)),
+    "a login of nobody": lambda it: it.send(
+        ASK_LOGIN, struct.pack("=QIIII", 0, 4000, 1, 0, 0)
+    ),
+    "a token of nobody": lambda it: it.send(
+        TOKEN, struct.pack("=QII", 0, 4000, 0) + b"\0\0"
+    ),
     "an identity of two lines": lambda it: it.send(IDENTITY, b"etag\nx\0"),
     "an identity afterwards": Peer.name_late,
     "a node of no ring": lambda it: it.send(NODE, struct.pack("=I", 1)),

@@ -93,9 +93,10 @@ def system_state(root: Path, known: Collection[str] = ()) -> SystemState:
         files=sorted(
             str(path)
             for path in root.rglob("*")
-            # pytest's tmp_path and a daemon keep files on purpose.
+            # pytest's tmp_path, a daemon and what shares tokens keep files on purpose.
             if not path.relative_to(root).parts[0].startswith("pytest-of-")
-            and path.relative_to(root).parts[:2] != ("run", "daemon")
+            and path.relative_to(root).parts[:2]
+            not in (("run", "daemon"), ("run", "tokens"))
         ),
         ledger_entries=[str(entry) for entry in process_ledger().entries()],
         open_files=len(os.listdir("/proc/self/fd")),

@@ -529,9 +529,11 @@ static void begin(struct exchange *exchange)
 /* Start again at the first URL: the login is for its host. */
 static void forget_login(struct exchange *exchange)
 {
+	const char *token = login_token(exchange->login);
+
 	/* NB: registries are asked without credentials first. */
 	if (exchange->login->headers || exchange->login->send_user)
-		login_is_refused(exchange->remote);
+		login_is_refused(exchange->remote, token ? token_number(token) : 0);
 	login_drop(exchange->remote, exchange->login);
 	give_login_back(exchange);
 	free(exchange->location);

@@ -106,6 +106,7 @@ static void finish(struct login_load *load, int err, enum fetch_failure failure)
 static void on_asked(struct exchange *ask)
 {
 	struct login_load *load = container_of(ask, struct login_load, ask);
+	const char *why = NULL;
 	int err = ask->result;
 
 	load->asking = false;
@@ -115,6 +116,11 @@ static void on_asked(struct exchange *ask)
 		err = load->remote->ops->answered(load->remote, load->login, ask->text,
 						  &load->error);
 	exchange_clear(ask);
+	/* What is refused, or given up, is so for a reason that others may not have. */
+	if (err && err != -ECANCELED && (!ask->result || ask->failure != FETCH_DENIED))
+		why = load->error.text;
+	remote_tell_token(load->fetcher, load->remote, err ? NULL : login_token(load->login), why,
+			  load->login->until_ns);
 	finish(load, err, ask->result ? ask->failure : FETCH_WRONG);
 }
 

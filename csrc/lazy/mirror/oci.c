@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "base/json_text.h"
 #include "lazy/inquiry.h"
@@ -31,6 +32,7 @@ enum {
 	TOKEN_DEFAULT_S = 60,
 	TOKEN_MARGIN_S = 30,
 	TOKEN_MAX_S = 86400,
+	TOKEN_JITTER = 10, /* of that part of its life, it is renewed sooner, by chance */
 };
 
 static const char hub[] = "docker.io";
@@ -63,6 +65,48 @@ static char *registry_url(const struct oci_mirror *oci)
 	return url_of(oci, "blobs", oci->digest);
 }
 
+/* Fills in the host's token for the repository and these credentials, if it has one. */
+static int share_token(struct remote *remote, const struct docker_login *found, struct login *login,
+		       struct error *error)
+{
+	const struct oci_mirror *oci = (const struct oci_mirror *)remote;
+	const char *const texts[] = { oci->registry,
+				      oci->insecure ? "http" : "https",
+				      "pull",
+				      oci->repository,
+				      found->user ?: "",
+				      found->password ?: "",
+				      found->identity_token ?: "",
+				      NULL };
+	char key[TOKEN_KEY_BYTES], *text = NULL;
+	uint64_t refused;
+	bool wanted;
+	int err = 0;
+
+	token_key(texts, key);
+	pthread_mutex_lock(&remote->lock);
+	memcpy(remote->token_key, key, sizeof(key));
+	wanted = remote->wants_token;
+	refused = remote->token_refused;
+	pthread_mutex_unlock(&remote->lock);
+	switch (token_find(key, wanted, refused, &text, &login->until_ns)) {
+	case TOKEN_THERE:
+		err = login_add_header(login, TOKEN_HEADER "%s", text);
+		secret_free(text);
+		break;
+	case TOKEN_FAILED:
+		err = error_set(error, -EAGAIN,
+				"the token server of %s is asked once a second, and has failed: %s",
+				oci->registry, text ?: "it is not known why");
+		secret_free(text);
+		return err;
+	case TOKEN_ASK:
+	case TOKEN_NONE:
+		break;
+	}
+	return err ? error_set(error, err, "no memory for a token") : 0;
+}
+
 static int oci_load(struct remote *remote, struct login *login, struct error *error)
 {
 	const struct oci_mirror *oci = (const struct oci_mirror *)remote;
@@ -73,7 +117,9 @@ static int oci_load(struct remote *remote, struct login *login, struct error *er
 	if (err)
 		return err;
 	if (found.registry_token)
-		err = login_add_header(login, "Authorization: Bearer %s", found.registry_token);
+		err = login_add_header(login, TOKEN_HEADER "%s", found.registry_token);
+	else
+		err = share_token(remote, &found, login, error);
 	login->user = found.user;
 	login->password = found.identity_token ? found.identity_token : found.password;
 	found.user = found.password = found.identity_token = NULL;
@@ -148,6 +194,15 @@ static int oci_ask(struct remote *remote, struct login *login, struct exchange *
 	return 1;
 }
 
+static uint64_t random_below(uint64_t end)
+{
+	uint64_t random = 0;
+
+	if (getrandom(&random, sizeof(random), GRND_NONBLOCK) < 0)
+		random = clock_now_ns();
+	return end ? random % end : 0;
+}
+
 static int oci_answered(struct remote *remote, struct login *login, const char *text,
 			struct error *error)
 {
@@ -170,9 +225,11 @@ static int oci_answered(struct remote *remote, struct login *login, const char *
 		life_s = TOKEN_MAX_S;
 	/* Renew it before it expires on its way, but not at once again. */
 	life_s -= life_s > 4 * TOKEN_MARGIN_S ? TOKEN_MARGIN_S : life_s / 4;
-	login->until_ns = clock_now_ns() + (uint64_t)life_s * 1000000000;
+	/* Hosts that have begun together are not to renew theirs together. */
+	login->until_ns = clock_now_ns() + (uint64_t)life_s * NS_PER_S;
+	login->until_ns -= random_below((uint64_t)life_s * NS_PER_S / TOKEN_JITTER);
 	login->send_user = false;
-	err = login_add_header(login, "Authorization: Bearer %s", token);
+	err = login_add_header(login, TOKEN_HEADER "%s", token);
 	json_decref(response);
 	return err ? error_set(error, err, "no memory for a token") : 0;
 }
@@ -192,6 +249,7 @@ static bool oci_refused(struct remote *remote, const struct response *response)
 		oci->challenge = strdup(response->challenges);
 	}
 	oci->basic = challenge.basic && !wants_token;
+	remote->wants_token = wants_token;
 	known = oci->challenge || oci->basic;
 	pthread_mutex_unlock(&remote->lock);
 	challenge_clear(&challenge);

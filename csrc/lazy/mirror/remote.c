@@ -23,6 +23,33 @@ static bool keeps_keys;
 static int read_files(struct remote *remote, struct login *login, struct error *error);
 static int (*reader)(struct remote *remote, struct login *login, struct error *error) = read_files;
 
+static void tell_all(struct fetcher *fetcher, struct remote *remote, const char *token,
+		     const char *why, uint64_t until_ns)
+{
+	char key[TOKEN_KEY_BYTES];
+
+	pthread_mutex_lock(&remote->lock);
+	memcpy(key, remote->token_key, sizeof(key));
+	pthread_mutex_unlock(&remote->lock);
+	if (*key)
+		token_tell(fetcher, key, token, why, until_ns);
+}
+
+static void (*teller)(struct fetcher *fetcher, struct remote *remote, const char *token,
+		      const char *why, uint64_t until_ns) = tell_all;
+
+void remote_set_teller(void (*tell)(struct fetcher *fetcher, struct remote *remote,
+				    const char *token, const char *why, uint64_t until_ns))
+{
+	teller = tell;
+}
+
+void remote_tell_token(struct fetcher *fetcher, struct remote *remote, const char *token,
+		       const char *why, uint64_t until_ns)
+{
+	teller(fetcher, remote, token, why, until_ns);
+}
+
 void remote_keep_keys(void)
 {
 	keeps_keys = true;
@@ -187,10 +214,19 @@ void login_distrust(struct remote *remote, struct login *login)
 	pthread_mutex_unlock(&remote->lock);
 }
 
-void login_is_refused(struct remote *remote)
+const char *login_token(const struct login *login)
+{
+	const char *header = login->headers ? login->headers->data : "";
+	size_t length = strlen(TOKEN_HEADER);
+
+	return strncmp(header, TOKEN_HEADER, length) ? NULL : header + length;
+}
+
+void login_is_refused(struct remote *remote, uint64_t token)
 {
 	pthread_mutex_lock(&remote->lock);
 	remote->refused = true;
+	remote->token_refused = token;
 	pthread_mutex_unlock(&remote->lock);
 }
 
@@ -211,8 +247,10 @@ static int read_files(struct remote *remote, struct login *login, struct error *
 	int err = 0;
 
 	pthread_mutex_lock(&remote->lock);
-	if (!remote->refused)
+	if (!remote->refused) {
 		remote->helper_seen = 0;
+		remote->token_refused = 0;
+	}
 	remote->refused = false;
 	pthread_mutex_unlock(&remote->lock);
 	if (remote->ca_file)

@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "lazy/mirror/response.h"
 #include "lazy/mirror/secret.h"
+#include "lazy/mirror/token.h"
 #include "lazy/source.h"
 
 struct exchange;
@@ -97,6 +98,10 @@ struct remote {
 	struct login *login;	 /* the newest */
 	struct login_load *load; /* being made; only for the fetcher's thread */
 	bool refused;		 /* the last one was sent, and is no good; under the lock */
+	/* Of a token that the host shares: what it is for, whether one is wanted; under the lock. */
+	char token_key[TOKEN_KEY_BYTES];
+	bool wants_token;
+	uint64_t token_refused; /* the number of the one that is no good; 0: none is */
 };
 
 /*
@@ -110,6 +115,16 @@ void remote_keep_keys(void);
  */
 void remote_set_reader(int (*read)(struct remote *remote, struct login *login,
 				   struct error *error));
+
+/*
+ * Has another process told of a token that was asked for, in the place of token_tell(). To be called
+ * before there are other threads.
+ */
+void remote_set_teller(void (*tell)(struct fetcher *fetcher, struct remote *remote,
+				    const char *token, const char *why, uint64_t until_ns));
+/* What has become of a token that was asked for; NULL: there is none. */
+void remote_tell_token(struct fetcher *fetcher, struct remote *remote, const char *token,
+		       const char *why, uint64_t until_ns);
 
 /* Takes "ca_file", "client_cert", "client_key", "proxy", "via" and "via_plain". */
 int remote_parse(struct remote *remote, const struct remote_ops *ops, json_t *keys,
@@ -162,8 +177,13 @@ void login_drop(struct remote *remote, const struct login *login);
  * last tried.
  */
 void login_distrust(struct remote *remote, struct login *login);
-/* The next one that is read shall be another, if a helper is to be asked for it. */
-void login_is_refused(struct remote *remote);
+/*
+ * The next one that is read shall be another, if a helper is to be asked for it, or has another
+ * token than that of this number (0: it had none).
+ */
+void login_is_refused(struct remote *remote, uint64_t token);
+/* Returns the token that is sent with it, or NULL. */
+const char *login_token(const struct login *login);
 /*
  * Reads the files and calls ops->load(), on a worker. Returns 0 and a login with one reference, or
  * a negative errno with the error filled in.

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 enum {
-	CHANNEL_VERSION = 5,
+	CHANNEL_VERSION = 6,
 	/* Descriptors of a new process. */
 	CHANNEL_FD = 3,
 	CHANNEL_WINDOWS_FD = 4,
@@ -49,6 +49,7 @@ enum channel_op {
 	CHANNEL_EVENT,	   /* the name and the text of an event */
 	CHANNEL_PONG,
 	CHANNEL_NODE, /* uint32_t: of a cache's ring, before the first byte */
+	CHANNEL_TOKEN, /* struct channel_token, token, why or "": once for each login that was asked for */
 };
 
 struct channel_head {
@@ -80,7 +81,14 @@ struct channel_answer {
 };
 
 struct channel_ask {
+	uint64_t token_refused;	  /* token_number(), or 0 */
 	uint32_t mirror, refused; /* whether its last login was sent, and refused */
+	uint32_t wants_token, unused;
+};
+
+struct channel_token {
+	uint64_t until_ns;
+	uint32_t mirror, unused;
 };
 
 struct channel_login {

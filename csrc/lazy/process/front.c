@@ -18,6 +18,7 @@
 enum {
 	LOGINS_MAX = 8, /* that are read at a time */
 	PARTS = 8,
+	TOKEN_LIFE_MAX_S = 86400,
 };
 
 struct login_job {
@@ -25,7 +26,8 @@ struct login_job {
 	struct front *front;
 	unsigned number;
 	struct remote *remote;
-	bool refused;
+	struct channel_ask ask;
+	char token_key[TOKEN_KEY_BYTES];
 	struct secret text;
 	struct error error;
 	int err;
@@ -330,14 +332,20 @@ static void read_login(struct pool_job *job)
 	struct login_job *login_job = container_of(job, struct login_job, job);
 	struct login *login = NULL;
 
-	if (login_job->refused)
-		login_is_refused(login_job->remote);
+	if (login_job->ask.refused)
+		login_is_refused(login_job->remote, login_job->ask.token_refused);
+	pthread_mutex_lock(&login_job->remote->lock);
+	login_job->remote->wants_token = login_job->ask.wants_token;
+	pthread_mutex_unlock(&login_job->remote->lock);
 	login_job->err = login_read(login_job->remote, &login, &login_job->error);
 	if (login_job->err)
 		return;
 	login_job->err = login_pack(login, &login_job->text);
 	if (login_job->err)
 		error_set_text(&login_job->error, "credentials are too large");
+	pthread_mutex_lock(&login_job->remote->lock);
+	memcpy(login_job->token_key, login_job->remote->token_key, TOKEN_KEY_BYTES);
+	pthread_mutex_unlock(&login_job->remote->lock);
 	login_put(login_job->remote, login);
 }
 
@@ -384,6 +392,7 @@ static void login_is_read(struct pool_job *job)
 
 	front->logins -= wanted;
 	*login = (struct wanted_login){};
+	memcpy(login->token_key, login_job->token_key, TOKEN_KEY_BYTES);
 	if (wanted)
 		send_login(front, number, login_job->err, &login_job->error, &login_job->text);
 	if (question)
@@ -401,7 +410,7 @@ static bool read_for(struct front *front, const struct channel_ask *ask, struct 
 	job->front = front;
 	job->number = ask->mirror;
 	job->remote = remote;
-	job->refused = ask->refused;
+	job->ask = *ask;
 	job->job.work = read_login;
 	job->job.done = login_is_read;
 	fetcher_mirror_submit(front->fetcher, &job->job);
@@ -430,6 +439,35 @@ static bool ask_login(struct front *front, const uint8_t *body, size_t bytes)
 		return false;
 	login->reading = login->wanted = true;
 	front->logins++;
+	return true;
+}
+
+/* It is kept under what the server knows of the mirror, so that it is for nobody else. */
+static bool take_token(struct front *front, const uint8_t *body, size_t bytes)
+{
+	const uint8_t *end = body + bytes;
+	struct channel_token head;
+	struct wanted_login *login;
+	struct mirror *unused;
+	const char *text, *why;
+	uint64_t most_ns = clock_now_ns() + TOKEN_LIFE_MAX_S * NS_PER_S;
+
+	if (bytes < sizeof(head))
+		return false;
+	memcpy(&head, body, sizeof(head));
+	body += sizeof(head);
+	text = channel_text(&body, end);
+	why = text ? channel_text(&body, end) : NULL;
+	login = why ? login_of(front, head.mirror, &unused) : NULL;
+	if (!login || !*login->token_key)
+		return false;
+	for (const char *c = text; *c; c++) {
+		if (*c <= ' ' || *c == 127)
+			return false;
+	}
+	token_tell(front->fetcher, login->token_key, *text ? text : NULL, *why ? why : NULL,
+		   head.until_ns < most_ns ? head.until_ns : most_ns);
+	*login->token_key = 0;
 	return true;
 }
 
@@ -521,6 +559,8 @@ bool front_take(struct front *front, const struct channel_head *head, const uint
 		return take_hello(front, body, head->bytes);
 	case CHANNEL_ASK_LOGIN:
 		return ask_login(front, body, head->bytes);
+	case CHANNEL_TOKEN:
+		return take_token(front, body, head->bytes);
 	case CHANNEL_ANSWER:
 		return head->slot < front->question_count &&
 		       question_take_answer(&front->questions[head->slot], body, head->bytes);

@@ -10,6 +10,7 @@
 #include "lazy/core.h"
 #include "lazy/fetcher.h"
 #include "lazy/inquiry.h"
+#include "lazy/mirror/token.h"
 #include "lazy/process/channel.h"
 #include "lazy/process/spawn.h"
 #include "lazy/run.h"
@@ -35,6 +36,8 @@ enum state {
 struct wanted_login {
 	bool reading; /* a worker reads it, perhaps for a process that has ended */
 	bool wanted;  /* the process waits for it */
+	/* What a token is for that the process may tell of, once; or "". */
+	char token_key[TOKEN_KEY_BYTES];
 };
 
 struct known {

@@ -12,7 +12,8 @@ enum field {
 	FIELD_HEADER,
 	FIELD_USER,
 	FIELD_PASSWORD,
-	FIELD_URL
+	FIELD_URL,
+	FIELD_UNTIL
 };
 
 struct field_head {
@@ -48,6 +49,8 @@ static void put_all(struct secret *text, const struct login *login)
 	put_text(text, FIELD_USER, login->user);
 	put_text(text, FIELD_PASSWORD, login->password);
 	put_text(text, FIELD_URL, login->url);
+	if (login_token(login))
+		put(text, FIELD_UNTIL, (const char *)&login->until_ns, sizeof(login->until_ns));
 }
 
 int login_pack(const struct login *login, struct secret *text)
@@ -89,6 +92,11 @@ static int take(struct login *login, enum field field, char *data, size_t bytes)
 		return 0;
 	case FIELD_URL:
 		login->url = data;
+		return 0;
+	case FIELD_UNTIL:
+		if (bytes == sizeof(login->until_ns))
+			memcpy(&login->until_ns, data, bytes);
+		secret_free(data);
 		return 0;
 	case FIELD_HEADER:
 		err = login_add_header(login, "%s", data);

@@ -46,7 +46,10 @@ def digest(registry: Registry) -> str:
 
 
 @pytest.fixture(autouse=True)
-def as_usual(request: pytest.FixtureRequest) -> None:
+def as_usual(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BTRFS_UBLK_RUN_DIR", str(tmp_path))  # with other tests' tokens
     if "registry" in request.fixturenames:
         tokens = request.getfixturevalue("registry").tokens
         tokens.anonymous, tokens.expires_in_s, tokens.life_s = False, 300, 300

@@ -1,0 +1,124 @@
+"""Tokens of registries, which the processes of one user on one host share: one of them
+asks the token server, and the others wait for what it gets. The file format is that of
+csrc/lazy/mirror/token.h, as servers use the same tokens.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from btrfs_ublk.base.private_dirs import make_private
+from btrfs_ublk.device.state import RUN_DIRECTORY, RUN_VARIABLE
+from btrfs_ublk.errors import BtrfsUblkError
+
+#: Whoever asks may have died.
+_ASKING_S, _FAILED_S = 10.0, 1.0
+_LOOK_S = 0.02
+_MAX_TOKEN_BYTES = 64 << 10
+
+
+class SharedToken:
+    """A token for what ``texts`` say, of which some may be secrets."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        data = b"".join(text.encode() + b"\0" for text in texts)
+        self._name = hashlib.sha256(data).hexdigest()
+        self._path: Path | None = None
+
+    def find(self, *, refused: str | None) -> tuple[str, float] | None:
+        """Return a token, and until when it is good (time.monotonic()); None: it is the
+        caller's to ask for one, and to ``tell``. Waits while somebody else asks, and
+        for a second after the token server has failed."""
+        late_s = time.monotonic() + _ASKING_S
+        while time.monotonic() < late_s:
+            with self._locked() as fd:
+                if fd is None:
+                    return None
+                record = _read(fd)
+                now_ns = time.monotonic_ns()
+                token, until_ns = record.get("token"), _number(record, "until_ns")
+                if isinstance(token, str) and until_ns > now_ns and token != refused:
+                    return token, until_ns / 1e9
+                waits = max(_number(record, "asking_ns"), _number(record, "failed_ns"))
+                if waits <= now_ns:
+                    _write(fd, {**record, "asking_ns": now_ns + int(_ASKING_S * 1e9)})
+                    return None
+            time.sleep(_LOOK_S)
+        return None
+
+    def tell(self, token: str | None, until_s: float = 0.0) -> None:
+        """Tell what was got; None: the token server has failed."""
+        record: dict[str, Any] = {"until_ns": int(until_s * 1e9), "asking_ns": 0}
+        if token is None:
+            record["failed_ns"] = time.monotonic_ns() + int(_FAILED_S * 1e9)
+        elif len(token) <= _MAX_TOKEN_BYTES:
+            record["token"] = token
+        with self._locked() as fd:
+            if fd is not None:
+                _write(fd, record)
+
+    @contextmanager
+    def _locked(self) -> Iterator[int | None]:
+        """Yield the file's descriptor; None where nothing can be shared."""
+        fd = None
+        try:
+            path = self._directory() / self._name
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open(path, flags, 0o600)
+            late_s = time.monotonic() + _ASKING_S
+            while not _lock(fd):
+                if time.monotonic() > late_s:
+                    raise TimeoutError(path)
+                time.sleep(_LOOK_S)
+            locked = True
+        except (OSError, BtrfsUblkError):
+            locked = False
+        try:
+            yield fd if locked else None
+        finally:
+            if fd is not None:
+                os.close(fd)
+
+    def _directory(self) -> Path:
+        if self._path is None:
+            base = Path(os.environ.get(RUN_VARIABLE) or RUN_DIRECTORY)
+            for directory in (base, base / "tokens"):
+                make_private(directory, what="directory of tokens", hint="run as root")
+            self._path = base / "tokens"
+        return self._path
+
+
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _read(fd: int) -> dict[str, Any]:
+    """What makes no sense, as of a process that was killed while it wrote, is as good
+    as nothing."""
+    try:
+        record = json.loads(os.pread(fd, 2 * _MAX_TOKEN_BYTES, 0))
+    except (ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _number(record: dict[str, Any], key: str) -> int:
+    value = record.get(key)
+    return value if isinstance(value, int) else 0
+
+
+def _write(fd: int, record: dict[str, Any]) -> None:
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, json.dumps(record).encode(), 0)

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Tokens of registries, which the processes of one user on one host share: one of them asks the
+ * token server, and the others wait for what it gets. btrfs_ublk/image/tokens.py is the same for
+ * commands.
+ *
+ * Each is a file in BTRFS_UBLK_RUN_DIR/tokens (usually /run/btrfs-ublk/tokens, 0700), named by a
+ * hash of what it is for: {"token": TEXT, "until_ns": N, "asking_ns": N, "failed_ns": N, "why":
+ * TEXT}, with times of CLOCK_MONOTONIC until when it is good, somebody asks, and nobody may ask again,
+ * as the token server has failed. flock(2) guards it. Without that directory, each process has its own.
+ */
+#ifndef LAZY_MIRROR_TOKEN_H
+#define LAZY_MIRROR_TOKEN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct fetcher;
+
+#define TOKEN_HEADER "Authorization: Bearer "
+
+enum {
+	TOKEN_KEY_BYTES = 65,
+	TOKEN_TEXT_MAX_BYTES = 64 << 10, /* what is longer is not shared */
+};
+
+enum token_state {
+	TOKEN_THERE,
+	TOKEN_ASK,    /* it is the caller's to ask for one, and to tell */
+	TOKEN_NONE,   /* there is none, and none is wanted */
+	TOKEN_FAILED, /* the token server has failed less than a second ago */
+};
+
+/* Names what a token is for: a hash of texts (NULL ends them), of which some may be secrets. */
+void token_key(const char *const texts[], char key[static TOKEN_KEY_BYTES]);
+/* Tells a token from others; never 0. */
+uint64_t token_number(const char *token);
+
+/*
+ * Looks for a token, on a worker; where somebody asks for one, it waits for that (10 s at most).
+ * `refused`: the number of one that is of no use, or 0. TOKEN_THERE fills in the token, TOKEN_FAILED
+ * why, or NULL; secret_free() frees it.
+ */
+enum token_state token_find(const char *key, bool wanted, uint64_t refused, char **text,
+			    uint64_t *until_ns);
+/*
+ * Tells what has become of TOKEN_ASK; `text` is NULL where there is none, and `why` where the token
+ * server has not failed. To be called on the fetcher's thread: a worker writes.
+ */
+void token_tell(struct fetcher *fetcher, const char *key, const char *text, const char *why,
+		uint64_t until_ns);
+
+#endif
