@@ -107,7 +107,7 @@ class Contract:
         self.check("refusal", self.refusal)
 
     def whole(self) -> None:
-        """All of it, and 50 parts without what the page cache has; there is no other."""
+        """All of it, and 50 parts past the page cache; there is no other cache."""
         data, path = self.object("whole", 1)
         assert path.read_bytes() == data, "other bytes"
         choice = random.Random(2)
