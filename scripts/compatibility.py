@@ -61,7 +61,7 @@ def main() -> int:
     if not sys.argv[1:]:
         python = PROJECT / ".venv" / "bin" / "python"
         tests = ["tests/system/peers", "-k", "contract", "-p", "no:cacheprovider"]
-        command = [python, "-m", "pytest", "-q", *tests]
+        command = [str(python), "-m", "pytest", "-q", *tests]
         status = subprocess.run(command, cwd=PROJECT).returncode
     found = [json.loads(x.read_text()) for x in sorted(RESULTS.glob("*.json"))]
     PAGE.write_text(page(sorted(found, key=lambda x: str(x["name"]).lower())))
