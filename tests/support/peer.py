@@ -20,8 +20,8 @@ from typing import ClassVar, Protocol
 from urllib.parse import urljoin
 
 import requests
+from support.processes import ending_with_us, stop
 from support.s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
-from support.stopping import ending_with_us, stop
 from support.waiting import wait_until
 
 from btrfs_ublk.content import Source

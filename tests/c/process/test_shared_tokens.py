@@ -11,9 +11,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from support.fetch_shell import FetchShell, fetch_shell
-from support.registry_server import Registry, registry_fixture
-from support.scripted_server import response, scripted_server
+from support.registry import Registry, registry_fixture
+from support.shells import FetchShell, fetch_shell
+from support.web_servers import response, scripted_server
 
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.connection import Connection
