@@ -23,6 +23,8 @@ from btrfs_ublk.testing.settings import REQUIRE_VARIABLE
 SERVED_PREFIX = "/btrfs-ublk-"
 #: How long a killed or orphaned process may take to end.
 ORPHAN_TIMEOUT_S = 5.0
+#: What daemons leave on purpose, and tokens that are shared, and killed snapshotters.
+_KEPT = {("run", name) for name in ("daemon", "tokens", "snapshotter.lock")}
 _GUARDIAN = " -m btrfs_ublk.testing.guardian "
 #: Backing files of servers that others made: a tag is used once, and to look is slow.
 _others: set[str] = set()
@@ -93,10 +95,8 @@ def system_state(root: Path, known: Collection[str] = ()) -> SystemState:
         files=sorted(
             str(path)
             for path in root.rglob("*")
-            # pytest's tmp_path, a daemon and what shares tokens keep files on purpose.
             if not path.relative_to(root).parts[0].startswith("pytest-of-")
-            and path.relative_to(root).parts[:2]
-            not in (("run", "daemon"), ("run", "tokens"))
+            and path.relative_to(root).parts[:2] not in _KEPT
         ),
         ledger_entries=[str(entry) for entry in process_ledger().entries()],
         open_files=len(os.listdir("/proc/self/fd")),

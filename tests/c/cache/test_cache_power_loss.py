@@ -18,7 +18,7 @@ pytestmark = pytest.mark.data
 #: Size and unit of each source; the last unit of the first is short.
 SOURCES = [(24 * 4 * KIB - 1000, 4 * KIB), (6 * 16 * KIB, 16 * KIB)]
 #: Over both limits.
-STATES_MIN = share_of(5_000, least_percent=20)
+STATES_MIN = share_of(5_000, least_percent=5)
 
 
 def unit_count(index: int) -> int:

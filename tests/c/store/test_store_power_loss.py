@@ -15,7 +15,7 @@ from support.shells import StoreShell
 
 pytestmark = pytest.mark.data
 
-STATES_MIN = share_of(5_000, least_percent=20)
+STATES_MIN = share_of(5_000, least_percent=5)
 UNIT = 4096
 MEMSET = {"kind": "memset", "size": 1 << 40, "byte": 7}
 #: Its units are pinned as they come. Nobody reads it.

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.data
 
 CHILD = CHILDREN / "records.py"
 #: Of each kind.
-STATES_MIN = share_of(5_000, least_percent=20)
+STATES_MIN = share_of(5_000, least_percent=5)
 THINGS = 40
 
 
