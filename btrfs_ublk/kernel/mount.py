@@ -180,14 +180,25 @@ def is_frozen(target: Path) -> bool:
 
     A reconfiguration that changes nothing fails with EBUSY then, and only then
     (reconfigure_super() in fs/super.c). Of what can be tried, all else waits.
+
+    NB: fspick() begins with no flags, so that btrfs takes what does not say "ro" for a
+    remount to rw (btrfs_reconfigure() in fs/btrfs/super.c).
     """
-    at_fdcwd, fspick_cloexec, fsconfig_cmd_reconfigure = -100, 1, 7
+    at_fdcwd, fspick_cloexec = -100, 1
+    fsconfig_set_flag, fsconfig_cmd_reconfigure = 0, 7
     fspick, fsconfig = 433, 431  # glibc has had these calls since 2.36
+    here = [mount for mount in read_mountinfo() if mount.target == target]
+    if not here:
+        return False
     library = ctypes.CDLL(None, use_errno=True)
     fd = library.syscall(fspick, at_fdcwd, os.fsencode(target), fspick_cloexec)
     if fd < 0:
         return False
     try:
+        if here[-1].fs_read_only and library.syscall(
+            fsconfig, fd, fsconfig_set_flag, b"ro", None, 0
+        ):
+            return False
         failed = library.syscall(fsconfig, fd, fsconfig_cmd_reconfigure, None, None, 0)
         return bool(failed) and ctypes.get_errno() == errno.EBUSY
     finally:

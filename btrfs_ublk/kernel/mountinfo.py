@@ -16,7 +16,8 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 class MountInfo:
     """One mount. ``device`` is "major:minor"; btrfs' is anonymous, not the disk's.
     ``root`` is the directory of the file system that is mounted. ``propagation`` are
-    words like "shared:1" and "master:2" (mount_namespaces(7)).
+    words like "shared:1" and "master:2" (mount_namespaces(7)). ``read_only`` is the
+    mount; ``fs_read_only`` the file system, for all of its mounts.
     """
 
     mount_id: int
@@ -28,6 +29,7 @@ class MountInfo:
     fs_type: str
     source: str
     read_only: bool
+    fs_read_only: bool
 
 
 def _unescape(text: str) -> str:
@@ -43,7 +45,7 @@ def parse_mountinfo(text: str) -> list[MountInfo]:
         fields = line.split(" ")
         # Optional fields stand between the sixth and a lone hyphen.
         hyphen = fields.index("-", 6)
-        fs_type, source = fields[hyphen + 1 :][:2]
+        fs_type, source, options = fields[hyphen + 1 :][:3]
         mounts.append(
             MountInfo(
                 mount_id=int(fields[0]),
@@ -55,6 +57,7 @@ def parse_mountinfo(text: str) -> list[MountInfo]:
                 fs_type=fs_type,
                 source=_unescape(source),
                 read_only="ro" in fields[5].split(","),
+                fs_read_only="ro" in options.split(","),
             )
         )
     return mounts

@@ -25,6 +25,7 @@ from btrfs_ublk.device import add_device, remove_device, show_device
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
 from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.kernel.mount import mounted
+from btrfs_ublk.kernel.mountinfo import read_mountinfo
 from btrfs_ublk.kernel.read_ahead import get_read_ahead
 from btrfs_ublk.kernel.temporary import loops_below
 from btrfs_ublk.kernel.uevents import wait_until
@@ -330,6 +331,18 @@ def test_a_frozen_one_stays_up(place: Place, unmounted: bool) -> None:
         run(["fsfreeze", "--unfreeze", place.target], timeout_s=10)
         assert place.state() == "up"
     assert place.state() == "down"
+
+
+@fuse_only
+def test_a_read_only_one_stays_so_until_it_is_down(place: Place) -> None:
+    with kept_volume(NAME, place.definition(), base=place.base):
+        run(["mount", "-o", "remount,ro", place.target], timeout_s=10)
+        used = os.open(place.target, os.O_RDONLY)
+        with pytest.raises(LeftoverError, match="still up"):
+            down_volume(NAME, base=place.base)
+        os.close(used)
+        mounts = [x for x in read_mountinfo() if x.target == place.target]
+        assert [x.fs_read_only for x in mounts] == [True]
 
 
 @fuse_only
