@@ -196,7 +196,8 @@ def _refuse_if_used(volume: VolumeDirectory) -> None:
 def _find_frozen(volume: VolumeDirectory, target: Path) -> list[Path]:
     """Mount a file system that was unmounted while it was frozen where it was, so that
     it can be unfrozen. Returns the mount point; [] if it is not frozen."""
-    loops = [path for path, file in loops_below(volume.path)]
+    found = loops_below(volume.path)  # of its seed and trees, too
+    loops = [path for path, file in found if file == volume.sprout_image]
     if not loops or not target.is_dir() or any(target.iterdir()):
         return []
     ledger = KeptLedger(volume.ledgers)

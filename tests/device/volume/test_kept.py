@@ -318,6 +318,12 @@ def test_somebody_else_unmounts_it(place: Place) -> None:
 def test_a_frozen_one_stays_up(place: Place, unmounted: bool) -> None:
     """An unmount would leave a frozen file system in use, and out of sight."""
     with kept_volume(NAME, place.definition(), base=place.base):
+        pass
+    seed = volume_directory(NAME, place.base).seed_image
+    with (
+        loop_device(seed, read_only=True),  # it has a lower number
+        kept_volume(NAME, place.definition(), base=place.base),
+    ):
         run(["fsfreeze", "--freeze", place.target], timeout_s=10)
         if unmounted:
             run(["umount", place.target], timeout_s=10)
