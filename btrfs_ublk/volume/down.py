@@ -151,9 +151,9 @@ def _refuse_if_used(volume: VolumeDirectory) -> None:
     if session is None and not any(loops_below(volume.path)):
         at = ", ".join(str(each) for each in points) or "in another mount namespace"
         raise LeftoverError(
-            f"volume {volume.name!r} is not up, but its original, or a copy: the same "
-            f"file system is mounted ({at})",
-            hint="a copy has its fsid: have one of them up at a time",
+            f"volume {volume.name!r} cannot come up: its file system is mounted already"
+            f" ({at}), by its original or a copy of it",
+            hint="take that one down first: both have the same fsid",
         )
     overlays = [
         mount.target
