@@ -196,7 +196,12 @@ class VolumeDirectory:
 
     def _is_copied(self, session: Session) -> bool:
         known = session.directory and session.is_of_this_boot
-        return bool(known) and session.directory != self.identity()
+        if not known or session.directory == self.identity():
+            return False
+        # Overlayfs, for one, may give a directory another number while it is in use.
+        with deferred():
+            from btrfs_ublk.kernel.temporary import loops_below
+        return all(file != self.sprout_image for _, file in loops_below(self.path))
 
     def identity(self) -> str:
         """Return a text that tells the directory from its copies."""

@@ -409,6 +409,18 @@ def test_a_copy_leaves_its_original_alone(place: Place) -> None:
 
 
 @fuse_only
+def test_a_directory_whose_numbers_change_is_no_copy(place: Place) -> None:
+    """Overlayfs may give it others."""
+    with kept_volume(NAME, place.definition(), base=place.base):
+        volume = volume_directory(NAME, place.base)
+        session = volume.session()
+        assert session is not None
+        volume.write_session(replace(session, directory="1:2"))
+        assert place.state() == "up"
+        assert down_volume(NAME, base=place.base)
+
+
+@fuse_only
 def test_what_cannot_change(place: Place) -> None:
     definition = place.definition()
     with kept_volume(NAME, definition, base=place.base):
