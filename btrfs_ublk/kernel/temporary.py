@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -80,13 +80,18 @@ def _remove(entry: Entry) -> bool:
     return True
 
 
-def loops_below(directory: Path) -> list[tuple[Path, Path]]:
-    """Return all loop devices with a backing file in the directory, and that file.
+def loops_below(
+    directory: Path, *, among: Iterable[str] | None = None
+) -> list[tuple[Path, Path]]:
+    """Return all loop devices with a backing file in the directory, and that file; or
+    those that are ``among`` names of devices.
 
     NB: they may be mounted elsewhere, even in another mount namespace.
     """
     found = []
-    for link in Path("/sys/block").glob("loop*/loop/backing_file"):
+    names = ["loop*"] if among is None else among
+    block = Path("/sys/block")
+    for link in (x for name in names for x in block.glob(f"{name}/loop/backing_file")):
         with suppress(OSError):  # it may be detached while we look
             backing_file = Path(os.fsdecode(link.read_bytes().removesuffix(b"\n")))
             if directory in backing_file.parents:

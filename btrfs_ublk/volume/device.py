@@ -64,8 +64,8 @@ def explain_devices(volume: VolumeDirectory, device: devices.Device) -> str | No
     with deferred():
         # Only volumes that are up need it.
         from btrfs_ublk.kernel.temporary import loops_below
-    loops = {path.name for path, file in loops_below(volume.path)}
     found, served = device_names(fsid), Path(os.path.realpath(device.path)).name
+    loops = {path.name for path, file in loops_below(volume.path, among=found)}
     foreign = " ".join(sorted(f"/dev/{name}" for name in found - loops - {served}))
     if not found & loops:
         return (

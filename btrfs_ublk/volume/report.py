@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -84,9 +86,20 @@ class KeptVolume:
         }
 
 
+def _loop_files() -> list[Path]:
+    with deferred():
+        # Not needed for volumes that are up.
+        from btrfs_ublk.kernel.temporary import loops_below
+    return [file for _, file in loops_below(Path("/"))]
+
+
 def list_volumes(*, base: StrPath | None = None) -> list[KeptVolume]:
     """List all volumes by name. No server is asked, so none can delay this."""
-    volumes = [look_at_volume(directory) for directory in volume_directories(base)]
+    files = cache(_loop_files)  # there may be thousands of both
+    volumes = [
+        look_at_volume(directory, loop_files=files)
+        for directory in volume_directories(base)
+    ]
     # One may have been removed meanwhile.
     return [volume for volume in volumes if volume.directory.exists()]
 
@@ -101,25 +114,36 @@ def show_volume(name: str, *, base: StrPath | None = None) -> KeptVolume:
 
 
 def look_at_volume(
-    volume: VolumeDirectory, *, ask: bool = False, is_ours: bool = False
+    volume: VolumeDirectory,
+    *,
+    ask: bool = False,
+    is_ours: bool = False,
+    loop_files: Callable[[], list[Path]] = _loop_files,
 ) -> KeptVolume:
-    """Return its state; ``ask`` its server. ``is_ours``: the caller has the lock."""
+    """Return its state; ``ask`` its server. ``is_ours``: the caller has the lock.
+    ``loop_files`` says the files of all loop devices, for a caller who keeps them."""
     try:
         volume.check()
-        return _look(volume, ask=ask, is_ours=is_ours)
+        return _look(volume, ask=ask, is_ours=is_ours, loop_files=loop_files)
     except (BtrfsUblkError, OSError) as error:
         return KeptVolume(
             name=volume.name, state="damaged", reason=str(error), directory=volume.path
         )
 
 
-def _look(volume: VolumeDirectory, *, ask: bool, is_ours: bool) -> KeptVolume:
+def _look(
+    volume: VolumeDirectory,
+    *,
+    ask: bool,
+    is_ours: bool,
+    loop_files: Callable[[], list[Path]],
+) -> KeptVolume:
     made, definition, session = volume.made(), volume.definition(), volume.session()
     device = find_device(volume, ask=ask)
     mount = volume.target_of(definition)
     if session is not None and session.is_of_this_boot:
         mount = Path(session.target)
-    state, reason = _state_of(volume, device, mount)
+    state, reason = _state_of(volume, device, mount, loop_files)
     if not is_ours and is_locked(volume.lock):
         state, reason = "changing", "a command works on it"
     mapped_bytes = failing = complete = None
@@ -212,20 +236,17 @@ def _file_of(volume: VolumeDirectory, source: int) -> str | None:
     return next((x.path for x in volume.files().values() if x.offset == offset), None)
 
 
-def _has_loops(volume: VolumeDirectory) -> bool:
-    with deferred():
-        # Not needed for volumes that are up.
-        from btrfs_ublk.kernel.temporary import loops_below
-    return any(loops_below(volume.path))
-
-
 def _state_of(
-    volume: VolumeDirectory, device: devices.Device | None, mount: Path
+    volume: VolumeDirectory,
+    device: devices.Device | None,
+    mount: Path,
+    loop_files: Callable[[], list[Path]],
 ) -> tuple[VolumeState, str | None]:
     fsid, session = volume.fsid(), volume.session()
     was_to_be_up = session is not None and session.is_of_this_boot
-    if device is None and not was_to_be_up and not _has_loops(volume):
-        return "down", None
+    if device is None and not was_to_be_up:
+        if not any(volume.path in file.parents for file in loop_files()):
+            return "down", None
     if fsid is None or not is_mounted(fsid):
         if device is None and not was_to_be_up:
             return "down", None
