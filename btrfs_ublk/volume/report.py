@@ -228,12 +228,16 @@ def _failing(
 
 
 def _file_of(volume: VolumeDirectory, source: int) -> str | None:
-    """Return the path of the file that was made of a source of the map."""
-    if not source:
+    """Return the path of the file that was made of a source of the map; None where
+    there is none, and where the server does not say."""
+    files = volume.files().values()
+    if not source or not files:
         return None
-    mappings = devices.device_map(volume.name).list()
-    offset = next((one.offset for one in mappings if one.source == source), None)
-    return next((x.path for x in volume.files().values() if x.offset == offset), None)
+    with suppress(BtrfsUblkError):
+        mappings = devices.device_map(volume.name).list()
+        offset = next((one.offset for one in mappings if one.source == source), None)
+        return next((x.path for x in files if x.offset == offset), None)
+    return None
 
 
 def _state_of(

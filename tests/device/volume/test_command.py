@@ -16,13 +16,20 @@ from support.needs import Need
 from support.volumes import NAME, TIMEOUT_S, Place
 from support.web_servers import NGINX, WebServer, web_server
 
+from btrfs_ublk import device as devices
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.content.cache import Cache
 from btrfs_ublk.device.state import RUN_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
 from btrfs_ublk.testing.range_server_fixtures import range_server
 from btrfs_ublk.units import GIB, MIB, TIB
-from btrfs_ublk.volume import down_volume, kept_volume, list_volumes, remove_volume
+from btrfs_ublk.volume import (
+    down_volume,
+    kept_volume,
+    list_volumes,
+    remove_volume,
+    show_volume,
+)
 from btrfs_ublk.volume.store import VOLUMES_VARIABLE
 
 CONTENT = os.urandom(3 * MIB + 77)
@@ -54,7 +61,9 @@ def place(sparse_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]
     found.take_all_down()
 
 
-def test_status_names_the_file_that_fails(place: Place, server: WebServer) -> None:
+def test_status_names_the_file_that_fails(
+    place: Place, server: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = ("well", "sub/gone")
     for name in names:
         (server.files / Path(name).name).write_bytes(CONTENT[: 1 << 20])
@@ -66,6 +75,13 @@ def test_status_names_the_file_that_fails(place: Place, server: WebServer) -> No
         (place.target / "sub/gone").read_bytes()
     said = place.answer("status", NAME)["failing"]
     assert "reads failed, the last one of 'sub/gone' (requests: " in said
+
+    def fail(_name: str) -> None:
+        raise BtrfsUblkError("injected")
+
+    monkeypatch.setattr(devices, "device_map", fail)
+    found = show_volume(NAME, base=place.base)
+    assert found.failing is not None and "reads failed (requests: " in found.failing
     place.command("down", NAME)
 
 
