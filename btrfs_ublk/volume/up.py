@@ -312,7 +312,7 @@ def _refuse_other_devices(image: Path) -> None:
     programs have added or replaced (struct btrfs_super_block)."""
     with image.open("rb") as file:
         file.seek(64 * KIB)
-        magic, devices = struct.unpack("64x8s64xQ", file.read(144))
+        magic, devices = struct.unpack("<64x8s64xQ", file.read(144))
     if magic != b"_BHRfS_M":
         raise BtrfsUblkError(
             f"{image} holds no btrfs any more: btrfs replace has moved it",
