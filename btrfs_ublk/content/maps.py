@@ -167,22 +167,26 @@ class MapClient:
             keys = where | {"sources": plain, "mappings": rows}
             if len(json.dumps(keys)) < _INLINE_BYTES:
                 reply = self._request("map-add", blamed, timeout_s=timeout_s, **keys)
-                return self._sized(plain, additions, reply["added"])
-        answers = self._add_in_file(plain, rows, where, timeout_s, blamed)
-        return self._sized(plain, additions, answers)
+                said = reply.get("sizes", ())
+                return self._sized(plain, additions, reply["added"], said)
+        answers, said = self._add_in_file(plain, rows, where, timeout_s, blamed)
+        return self._sized(plain, additions, answers, said)
 
     def _sized(
         self,
         sources: Sequence[SourceKeys],
         additions: Sequence[Addition],
         answers: Iterable[tuple[int, bool, int]],
+        said: Sequence[int],
     ) -> list[Added]:
-        """Sizes that descriptions do not have are asked of the server, once each."""
+        """``said`` are the sizes of their sources. A server of version 0.1.0 says none,
+        and is asked for each that its description does not have."""
         sizes = {
             number: source["size"]
             for number, source in enumerate(sources)
             if isinstance(source.get("size"), int)
         }
+        sizes |= {x.source: y for x, y in zip(additions, said, strict=False)}
         made = []
         for addition, (offset, existed, length) in zip(additions, answers, strict=True):
             if length and addition.source not in sizes:
@@ -233,20 +237,22 @@ class MapClient:
         where: dict[str, Any],
         timeout_s: float,
         blamed: Callable[[str, int], str],
-    ) -> list[tuple[int, bool, int]]:
+    ) -> tuple[list[tuple[int, bool, int]], Sequence[int]]:
         fd = os.memfd_create("btrfs-ublk-map-add", os.MFD_CLOEXEC)
         with open(fd, "w+b") as file:
             for line in (*sources, *rows):
                 file.write(json.dumps(line).encode() + b"\n")
             file.flush()
-            self._request(
+            reply = self._request(
                 "map-add", blamed, fd=fd, timeout_s=timeout_s, in_file=True, **where
             )
-            answers = os.pread(fd, len(rows) * _ROW.size, 0)
+            count = len(rows)
+            answers = os.pread(fd, count * _ROW.size, 0)
+            said = os.pread(fd, count * 8 if reply.get("sizes") else 0, len(answers))
         return [
             (word & ~1, bool(word & 1), length)
             for word, length in _ROW.iter_unpack(answers)
-        ]
+        ], struct.unpack(f"<{len(said) // 8}Q", said)
 
     def list(self, *, start: int = 0, end: int | None = None) -> Iterator[Mapping]:
         """List the mappings that overlap [start, end), in order."""

@@ -40,6 +40,7 @@ struct store_addition {
 	unsigned source; /* index in the request's sources */
 	/* Outputs. */
 	bool existed; /* the same mapping was there already */
+	uint64_t source_size; /* of all of its source, in bytes */
 };
 
 #define STORE_ANYWHERE UINT64_MAX

@@ -144,7 +144,7 @@ static int check_addition(const struct request *request, struct store_addition *
 	if (offset > INT64_MAX || addition->length > INT64_MAX - offset)
 		return error_set(error, -EINVAL, "%" PRIu64 " bytes at %" PRIu64 " end behind 2^63",
 				 addition->length, offset);
-	size = source_of(request, addition)->size;
+	size = addition->source_size = source_of(request, addition)->size;
 	if (addition->source_offset > round_up_u64(size, BLOCK_BYTES) ||
 	    addition->length > round_up_u64(size, BLOCK_BYTES) - addition->source_offset)
 		return error_set(error, -EINVAL,

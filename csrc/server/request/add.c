@@ -3,12 +3,13 @@
  * map-add adds `"mappings"`, a list of [OFFSET or null, LENGTH, SOURCE, SOURCE_OFFSET], where
  * SOURCE is an index of `"sources"`, a list of descriptions. `"room"`: {"start", "end",
  * "alignment"} is where to find offsets for null. The reply has `"added"`: a list of [OFFSET,
- * EXISTED, LENGTH].
+ * EXISTED, LENGTH]; and `"sizes"`, of the sources of the first thousand of them.
  *
  * Many mappings come in a file, whose descriptor comes with the request, which then has `"in_file":
  * true`. The file has one JSON value per line: a list for a mapping, an object for a source. The
  * reply is written to the file: for each mapping 16 bytes, its offset, plus 1 if it existed, and
- * its length, little-endian.
+ * its length, little-endian; and then, as the reply's `"sizes"` says, 8 bytes for each, the size of
+ * its source.
  */
 #include <endian.h>
 #include <errno.h>
@@ -27,6 +28,7 @@ enum {
 	MAPPINGS_MAX = 1 << 21,
 	/* The reply to more might not fit into the socket of a client that does not read yet. */
 	INLINE_MAX = 4096,
+	SIZES_MAX = 1000,
 };
 
 #define FILE_BYTES_MAX MIB(256)
@@ -189,43 +191,48 @@ static int take_room(struct map_request *request, struct store_room *room)
 
 static int answer_inline(const struct map_request *request, const struct batch *batch)
 {
-	json_t *list = json_array();
+	json_t *list = json_array(), *sizes = json_array();
+	int err = json_object_set_new(request->body, "added", list);
 
-	if (json_object_set_new(request->body, "added", list))
-		return -ENOMEM;
-	for (size_t i = 0; i < batch->count; i++) {
+	err |= json_object_set_new(request->body, "sizes", sizes);
+	for (size_t i = 0; i < batch->count && !err; i++) {
 		const struct store_addition *addition = &batch->additions[i];
 
-		if (json_array_append_new(list, json_pack("[I, b, I]", (json_int_t)addition->offset,
-							  (int)addition->existed,
-							  (json_int_t)addition->length)))
-			return -ENOMEM;
+		err = json_array_append_new(list, json_pack("[I, b, I]",
+							    (json_int_t)addition->offset,
+							    (int)addition->existed,
+							    (json_int_t)addition->length));
+		if (i < SIZES_MAX)
+			err |= json_array_append_new(
+				sizes, json_integer((json_int_t)addition->source_size));
 	}
-	return 0;
+	return err ? -ENOMEM : 0;
 }
 
 static int answer_in_file(const struct map_request *request, const struct batch *batch)
 {
-	_cleanup_free_ uint64_t(*rows)[2] = calloc(batch->count ?: 1, sizeof(*rows));
+	_cleanup_free_ uint64_t *words = calloc(batch->count ?: 1, 3 * sizeof(*words));
 	size_t existed = 0;
 	int err;
 
-	if (!rows)
+	if (!words)
 		return -ENOMEM;
 	for (size_t i = 0; i < batch->count; i++) {
 		const struct store_addition *addition = &batch->additions[i];
 
-		rows[i][0] = htole64(addition->offset | addition->existed);
-		rows[i][1] = htole64(addition->length);
+		words[2 * i] = htole64(addition->offset | addition->existed);
+		words[2 * i + 1] = htole64(addition->length);
+		words[2 * batch->count + i] = htole64(addition->source_size);
 		existed += addition->existed;
 	}
-	err = pwrite_full(request->call->fd, rows, batch->count * sizeof(*rows), 0);
+	err = pwrite_full(request->call->fd, words, batch->count * 3 * sizeof(*words), 0);
 	if (err)
 		return err;
 	return json_object_set_new(request->body, "count",
 				   json_integer((json_int_t)batch->count)) ||
 			       json_object_set_new(request->body, "existed",
-						   json_integer((json_int_t)existed)) ?
+						   json_integer((json_int_t)existed)) ||
+			       json_object_set_new(request->body, "sizes", json_true()) ?
 		       -ENOMEM :
 		       0;
 }

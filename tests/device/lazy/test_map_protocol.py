@@ -352,7 +352,8 @@ def test_memory_with_100_000_mappings(need: Need, tmp_path: Path) -> None:
 
 
 def test_words_of_the_answer(server: ServerProcess) -> None:
-    """What is written to a file: offset, plus 1 where it existed, and length."""
+    """What is written to a file: offset, plus 1 where it existed, and length; then the
+    sizes of sources."""
     fd = os.memfd_create("batch")
     with server.connect() as client, open(fd, "w+b") as file:
         text = json.dumps(MEMSET) + "\n[8192, 4096, 0, 0]\n[8192, 4096, 0, 0]\n"
@@ -360,6 +361,7 @@ def test_words_of_the_answer(server: ServerProcess) -> None:
         file.flush()
         line = b'{"request": "map-add", "in_file": true}\n'
         socket.send_fds(client.socket, [line], [fd])
-        assert client.line()["map-add"] == {"count": 2, "existed": 1}
-        words = struct.unpack("<QQQQ", os.pread(fd, 32, 0))
-        assert words == (8192, 4096, 8193, 4096)
+        answer = {"count": 2, "existed": 1, "sizes": True}
+        assert client.line()["map-add"] == answer
+        words = struct.unpack("<6Q", os.pread(fd, 48, 0))
+        assert words == (8192, 4096, 8193, 4096, MEMSET["size"], MEMSET["size"])

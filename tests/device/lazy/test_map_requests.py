@@ -17,6 +17,7 @@ from support.shells import root_of, units_of
 from btrfs_ublk.base.capabilities import FUSE, ROOT
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.content import Added, Addition, Mapping, Room, Source, digest_file
+from btrfs_ublk.content.maps import MapClient
 from btrfs_ublk.content.refused import Refused
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.server import BlockServer
@@ -117,6 +118,27 @@ def test_batches_of_any_size(run: Run) -> None:
             server.map_add([MEMSET], [*additions, Addition(offset=8192, length=8192)])
         assert caught.value.errno == "EEXIST"
     assert server.map().stats()["mappings"] == 5010
+
+
+@pytest.mark.parametrize("count", [1, 1001])  # in a line, and in a file
+@pytest.mark.parametrize("is_old", [False, True])
+def test_sizes_come_with_the_answer(
+    run: Run, data: Path, monkeypatch: pytest.MonkeyPatch, count: int, is_old: bool
+) -> None:
+    """But for servers of version 0.1.0, which are asked once."""
+    source: Source = {"kind": "file", "path": str(data)}
+    request, asked = MapClient._request, []
+
+    def noted(self: MapClient, name: str, *args: Any, **keys: Any) -> dict[str, Any]:
+        asked.append(name)
+        reply = request(self, name, *args, **keys)
+        return {x: y for x, y in reply.items() if x != "sizes" or not is_old}
+
+    monkeypatch.setattr(MapClient, "_request", noted)
+    additions = [Addition(offset=x * 4096, source_offset=5 * MIB) for x in range(count)]
+    added = run(cached=False).map_add([source], additions)
+    assert {(x.length, x.size_bytes) for x in added} == {(4096, 1234)}
+    assert asked == ["map-add", *(["map-show"] if is_old else [])]
 
 
 def test_room(run: Run) -> None:
