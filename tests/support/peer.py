@@ -172,7 +172,7 @@ class Peer:
 
     root: Path = field(init=False)
     port: int = field(init=False)
-    _process: subprocess.Popen[bytes] = field(init=False)
+    _process: subprocess.Popen[bytes] | None = field(init=False, default=None)
 
     @property
     def url(self) -> str:
@@ -199,7 +199,7 @@ class Peer:
     def start_again(self) -> None:
         """At the same port."""
         with (self.root / "log").open("ab") as log:
-            self._process = subprocess.Popen(
+            process = self._process = subprocess.Popen(
                 ending_with_us(self.argv(self)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -209,7 +209,7 @@ class Peer:
             )
 
         def listens() -> bool:
-            assert self._process.poll() is None, self.log()
+            assert process.poll() is None, self.log()
             try:
                 return bool(requests.get(self.url, timeout=9).status_code)
             except requests.RequestException:
@@ -225,7 +225,13 @@ class Peer:
         return (self.root / "log").read_text(errors="replace")
 
     def stop(self) -> None:
-        stop(self._process)
+        if self._process is not None:
+            stop(self._process)
+
+    def replace(self, name: str, data: bytes) -> str | None:
+        """Put other bytes in place of an object; the reason why that cannot be."""
+        self.put(name, data)
+        return None
 
     def put(self, name: str, data: bytes) -> Source:
         """Store an object, or another one in its place; return it as a source."""
@@ -303,6 +309,9 @@ class Registry(Peer):
         done = requests.put(there, data, params={"digest": digest}, timeout=60)
         done.raise_for_status()
         return self._source(digest)
+
+    def replace(self, name: str, data: bytes) -> str | None:
+        return "cannot be: named by its digest"
 
     def absent(self) -> Source:
         return self._source(f"sha256:{'0' * 64}")
