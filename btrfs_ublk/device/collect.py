@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +14,7 @@ from btrfs_ublk.base.helpers import SERVER
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.device.keeper import reviving
 from btrfs_ublk.device.lifecycle import remove_locked
-from btrfs_ublk.device.locks import holder_of, registry_locked
+from btrfs_ublk.device.locks import holder_of, lock_file, registry_locked
 from btrfs_ublk.device.report import is_alive, look_at, users_of
 from btrfs_ublk.device.state import (
     DEFAULT_TIMEOUT_S,
@@ -25,6 +28,8 @@ from btrfs_ublk.device.state import (
 from btrfs_ublk.device.supervision import take_lock
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.users import links_of, pids
+
+_TOKENS_MAX_S = 86400.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,21 @@ def collect_devices(
         for directory in device_directories()
         if (outcome := _collect(directory, dry_run=dry_run, timeout_s=timeout_s))
     ]
+    if not dry_run:
+        _remove_old_tokens()
     return found + _without_directory() + collect_half_made(dry_run=dry_run)
+
+
+def _remove_old_tokens() -> None:
+    """Remove tokens of registries that nobody has got anew for a day. They end after
+    some minutes, and their files are as many as logins and repositories."""
+    for path in (devices_directory().parent / "tokens").glob("*"):
+        with suppress(OSError, BtrfsUblkError):
+            if (lock := lock_file(path)) is None:
+                continue  # it is being used
+            with lock:
+                if os.fstat(lock.fileno()).st_mtime < time.time() - _TOKENS_MAX_S:
+                    path.unlink()
 
 
 def _without_directory() -> list[Collected]:

@@ -5,17 +5,17 @@ csrc/lazy/mirror/token.h, as servers use the same tokens.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from btrfs_ublk.base.private_dirs import make_private
+from btrfs_ublk.device.locks import lock_file
 from btrfs_ublk.device.state import RUN_DIRECTORY, RUN_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError
 
@@ -68,24 +68,15 @@ class SharedToken:
     @contextmanager
     def _locked(self) -> Iterator[int | None]:
         """Yield the file's descriptor; None where nothing can be shared."""
-        fd = None
-        try:
-            path = self._directory() / self._name
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            fd = os.open(path, flags, 0o600)
-            late_s = time.monotonic() + _ASKING_S
-            while not _lock(fd):
-                if time.monotonic() > late_s:
-                    raise TimeoutError(path)
-                time.sleep(_LOOK_S)
-            locked = True
-        except (OSError, BtrfsUblkError):
-            locked = False
-        try:
-            yield fd if locked else None
-        finally:
-            if fd is not None:
-                os.close(fd)
+        lock = None
+        with suppress(OSError, BtrfsUblkError):
+            # NB: `device gc` may remove it meanwhile, and lock_file() sees that.
+            lock = lock_file(self._directory() / self._name, timeout_s=_ASKING_S)
+        if lock is None:
+            yield None
+        else:
+            with lock:
+                yield lock.fileno()
 
     def _directory(self) -> Path:
         if self._path is None:
@@ -94,14 +85,6 @@ class SharedToken:
                 make_private(directory, what="directory of tokens", hint="run as root")
             self._path = base / "tokens"
         return self._path
-
-
-def _lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _read(fd: int) -> dict[str, Any]:

@@ -92,6 +92,10 @@ static int open_record(const char *key, bool make)
 		return -errno;
 	if (flock(fd, LOCK_EX | LOCK_NB))
 		return errno == EWOULDBLOCK ? -EAGAIN : -errno;
+	if (fstat(fd, &stat))
+		return -errno;
+	if (!stat.st_nlink)
+		return -EAGAIN; /* `device gc` has removed it meanwhile */
 	return take_fd(&fd);
 }
 

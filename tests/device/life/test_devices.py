@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -46,7 +47,7 @@ from btrfs_ublk.device import (
     supervised_device,
 )
 from btrfs_ublk.device.locks import is_locked
-from btrfs_ublk.device.state import device_directory
+from btrfs_ublk.device.state import device_directory, devices_directory
 from btrfs_ublk.errors import LeftoverError, UsageError
 from btrfs_ublk.kernel import blockdev, mounted
 from btrfs_ublk.seed import make_seed
@@ -216,6 +217,22 @@ def test_the_dead_are_collected(options: DeviceOptions) -> None:
     done = device_command("gc")
     assert (done.returncode, done.stdout) == (0, "removed      one\n")
     assert device_command("gc").stdout == "nothing to remove\n"
+
+
+def test_old_tokens_are_collected() -> None:
+    tokens = devices_directory(make=True).parent / "tokens"
+    tokens.mkdir(mode=0o700, exist_ok=True)
+    old, used, new = (tokens / name for name in ("old", "used", "new"))
+    for path in (old, used, new):
+        path.touch()
+    for path in (old, used):
+        os.utime(path, (0, time.time() - 86401))
+    with used.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert collect_devices(dry_run=True) == [] and old.exists()
+        assert collect_devices() == []
+        assert not old.exists() and used.exists() and new.exists()
+    shutil.rmtree(tokens)
 
 
 def test_a_directory_that_was_removed_under_its_server(options: DeviceOptions) -> None:
