@@ -61,6 +61,8 @@ _HEX_DIGITS = 16  # of a digest, in names
 _RETRY_S = 30.0
 #: What is still mounted elsewhere is removed so much later, tried again and again.
 _AGAIN_S = 30.0
+#: How long a removal that has begun may take while the snapshotter ends.
+_LAST_S = 10.0
 #: Images that come up at once at the start.
 _STARTING = 8
 _ASKING = 16  # servers that are asked at once
@@ -138,7 +140,7 @@ class Images:
         #: By reference: when its index was looked for, and its digest, if there is one.
         self._looked_up: dict[str, tuple[float, str | Exception | None]] = {}
         self._problems: dict[str, str] = {}
-        self._leaving: set[str] = set()  # those that a thread tries to remove
+        self._leaving: dict[str, threading.Thread] = {}  # which try to remove them
         self._asking = Counter[str]()  # places whose registries are asked
         self.fallbacks = Counter[str]()
         self._logins = KubeletLogins(root / "logins", options.plugins, options.access)
@@ -178,6 +180,10 @@ class Images:
     def close(self) -> None:
         self._ended.set()
         self._pool.shutdown(cancel_futures=True)
+        with self._lock:
+            leaving = list(self._leaving.values())
+        for thread in leaving:
+            thread.join(_LAST_S)
         self._logins.close()
 
     @contextmanager
@@ -470,21 +476,23 @@ class Images:
         with self._lock:
             if digest in self._leaving:
                 return
-            self._leaving.add(digest)
-        threading.Thread(target=self._leave, args=[digest], daemon=True).start()
+            thread = threading.Thread(target=self._leave, args=[digest], daemon=True)
+            self._leaving[digest] = thread
+            thread.start()
 
     def _leave(self, digest: str) -> None:
         while not self._ended.wait(_AGAIN_S):
             try:
                 self._remove_unused(digest)
-                break
+                if not self._is_unused(digest):  # else somebody has its lock
+                    break
             except LeftoverError:
                 continue  # it has been said
             except Exception as error:  # nobody else reports it
                 log.warning("%s", str(error))
                 break
         with self._lock:
-            self._leaving.discard(digest)
+            self._leaving.pop(digest, None)
 
     def _remove_unused(self, digest: str) -> bool:
         """Remove an image that no snapshot needs, unless it is being opened. Returns

@@ -112,6 +112,16 @@ def test_an_image_goes_when_another_mount_namespace_has_ended(
     place: Place, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(images, "_AGAIN_S", 0.5)
+    leave = images.Images._leave
+
+    def leave_used(self: images.Images, digest: str) -> None:
+        """Somebody opens it meanwhile."""
+        lock = self._locks[digest]
+        lock.acquire()
+        threading.Timer(0.7, lock.release).start()
+        leave(self, digest)
+
+    monkeypatch.setattr(images.Images, "_leave", leave_used)
     image = place.push("team/app", *some_layers())
     with served(place, root) as client:
         top = pull(client, image)
