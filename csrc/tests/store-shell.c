@@ -7,7 +7,9 @@
  *   {"list": true} | {"source": ID} | {"check": true} | {"check_digests": ID} | {"pins": ID}
  *   {"digest": [SOURCE, UNIT]} | {"pin": [SOURCE, UNIT, HEX], "threads": N} | {"identity": [SOURCE, MIRROR, TEXT]}
  *   {"random": [COUNT, SOURCE]}   adds COUNT mappings in one go
- *     "pin": ID, "leave": N       ... while a thread pins units of that source; the client leaves after N
+ *     "pin": ID, "leave": N       ... while a thread pins units of that source; the client leaves
+ *                                 after N of them since the first slice
+ *     "again": true               ... the first unit each time
  *   {"checkpoint": true}          as happens by itself when the log is long
  *   {"reopen": FILE}              closes this map and opens another one
  *
@@ -120,8 +122,8 @@ static json_t *add(struct shell *shell, const json_t *command)
 struct meanwhile {
 	struct store *store;
 	const struct source *source; /* or NULL */
-	uint64_t pinned, leave;
-	bool over, ended;
+	uint64_t pinned, since_slice, leave;
+	bool again, over, ended;
 };
 
 static void *pin_meanwhile(void *argument)
@@ -130,8 +132,11 @@ static void *pin_meanwhile(void *argument)
 	struct meanwhile *meanwhile = argument;
 
 	while (!relaxed_load(&meanwhile->ended) &&
-	       !store_pin_digest(meanwhile->store, meanwhile->source, meanwhile->pinned, digest)) {
-		if (++meanwhile->pinned == meanwhile->leave)
+	       !store_pin_digest(meanwhile->store, meanwhile->source,
+				 meanwhile->again ? 0 : meanwhile->pinned, digest)) {
+		meanwhile->pinned++;
+		if (relaxed_load(&meanwhile->store->slices.is_unfinished) &&
+		    ++meanwhile->since_slice == meanwhile->leave)
 			relaxed_store(&meanwhile->over, true);
 	}
 	return NULL;
@@ -148,6 +153,7 @@ static json_t *add_many(struct shell *shell, const json_t *command)
 		.source = store_source(shell->store, (uint64_t)json_integer_value(
 							     json_object_get(command, "pin"))),
 		.leave = (uint64_t)json_integer_value(json_object_get(command, "leave")),
+		.again = json_is_true(json_object_get(command, "again")),
 	};
 	struct error error = {};
 	struct timespec begin, end;

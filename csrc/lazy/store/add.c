@@ -16,6 +16,9 @@
 #include "base/size.h"
 #include "lazy/store/internal.h"
 
+/* Sources, while pins wait. */
+enum { FOUND_AT_ONCE = 100 };
+
 struct request {
 	struct store *store;
 	struct new_source *sources;
@@ -418,10 +421,14 @@ static int choose_all(struct request *request)
 	request->first = calloc(request->source_count ?: 1, sizeof(struct store_addition *));
 	if (!request->batch || !request->first || table_init(&request->names))
 		return error_set(request->error, -ENOMEM, "no memory for mappings");
-	for (size_t i = 0; i < request->source_count && !err; i++) {
+	for (size_t i = 0; i < request->source_count && !err; i += FOUND_AT_ONCE) {
+		size_t left = request->source_count - i;
+
 		err = is_over(request) ?
 			      -ECANCELED :
-			      new_source_find(request->store, &request->sources[i], request->error);
+			      new_sources_find(request->store, &request->sources[i],
+					       left < FOUND_AT_ONCE ? left : FOUND_AT_ONCE,
+					       request->error);
 	}
 	if (!err)
 		err = note_known(request);

@@ -357,26 +357,36 @@ static int store_new(struct store *store, struct new_source *made, uint64_t id, 
 	return 0;
 }
 
-int new_source_find(struct store *store, struct new_source *made, struct error *error)
+static int find_by_name(struct store *store, struct new_source *made, struct error *error)
 {
 	sqlite3_int64 found;
 
 	if (made->known || made->is_empty)
 		return 0;
-	store_lock_after_pins(store);
 	found = find(store, "SELECT id FROM sources WHERE name = ?1", made->name);
-	if (found < 0)
+	if (found < 0) {
 		sql_error_set(store->writer, "read", error);
-	else if (found && (uint64_t)found <= store->source_count)
-		made->known = store->sources[found - 1];
-	pthread_mutex_unlock(&store->write_lock);
-	if (found < 0)
 		return (int)found;
+	}
+	if (found && (uint64_t)found <= store->source_count)
+		made->known = store->sources[found - 1];
 	if (found && !made->known)
 		return error_set(error, -EUCLEAN,
 				 "the map has source %lld, which this server has not added", found);
 	made->id = (uint64_t)found;
 	return 0;
+}
+
+int new_sources_find(struct store *store, struct new_source *sources, size_t count,
+		     struct error *error)
+{
+	int err = 0;
+
+	store_lock_after_pins(store);
+	for (size_t i = 0; i < count && !err; i++)
+		err = find_by_name(store, &sources[i], error);
+	pthread_mutex_unlock(&store->write_lock);
+	return err;
 }
 
 int new_source_store(struct store *store, struct new_source *made, struct error *error)

@@ -204,8 +204,9 @@ struct new_source {
 int new_source_init(struct store *store, const json_t *description, struct new_source *made,
 		    struct error *error);
 int new_source_take_size(struct new_source *made, struct error *error);
-/* Finds the identical one in the map, if there is one. Holds write_lock only briefly. */
-int new_source_find(struct store *store, struct new_source *made, struct error *error);
+/* Finds the identical ones in the map, where there are any. Holds write_lock, so not for many. */
+int new_sources_find(struct store *store, struct new_source *sources, size_t count,
+		     struct error *error);
 /* Stores it as number `id`, or only what is new of one that is known, in a transaction. */
 int new_source_store(struct store *store, struct new_source *made, struct error *error);
 void new_source_deinit(struct new_source *made);

@@ -18,6 +18,7 @@
 
 enum {
 	SLICE_MS = 10,
+	SLICE_MIN_MS = 2, /* while there are pins, so that not each row waits for the disk */
 };
 
 /*
@@ -127,9 +128,10 @@ int slice_begin(struct store *store, const struct map *batch, const bool *over)
 static bool is_long_enough(const struct store *store)
 {
 	const struct slices *slices = &store->slices;
+	bool has_pins = relaxed_load(&store->pins.has_leader);
+	uint64_t spare_ns = has_pins ? (SLICE_MS - SLICE_MIN_MS) * NS_PER_MS : 0;
 
-	return relaxed_load(&store->pins.has_leader) || slices->bytes >= slices->most_bytes ||
-	       clock_now_ns() >= slices->until_ns;
+	return slices->bytes >= slices->most_bytes || clock_now_ns() + spare_ns >= slices->until_ns;
 }
 
 int slice_pass(struct store *store, uint64_t bytes)
@@ -215,7 +217,7 @@ static int remove_range(struct store *store, const struct removal *removal, uint
 {
 	_cleanup_sql_ sqlite3_stmt *statement = NULL;
 	char text[200];
-	int err;
+	int err, removed;
 
 	snprintf(text, sizeof(text),
 		 "DELETE FROM %s WHERE %s IN"
@@ -229,9 +231,10 @@ static int remove_range(struct store *store, const struct removal *removal, uint
 	sqlite3_bind_int64(statement, 2, (sqlite3_int64)last);
 	do {
 		err = sql_do(statement);
+		removed = sqlite3_changes(store->writer); /* before pins come in between */
 		if (!err)
 			err = slice_pass(store, STORE_SLICE_BYTES / 4);
-	} while (!err && sqlite3_changes(store->writer));
+	} while (!err && removed);
 	return err;
 }
 

@@ -522,13 +522,14 @@ def test_pins_come_between_mappings_of_a_large_request(
     assert len(shell.list()) == 100_001
 
 
+@pytest.mark.parametrize(("leave", "repeats"), [(3, False), (1000, True)])
 def test_a_client_that_leaves_ends_its_request(
-    again: Open, data: Path, path: Path
+    again: Open, data: Path, path: Path, leave: int, repeats: bool
 ) -> None:
     """What was written of it goes, also when it was killed meanwhile."""
     with again(environment={"STORE_SLICE_BYTES": "512"}) as shell:
         shell.add([[4096, 4096, 0, 0]], file_source(data, unit=4096))
-        reply = shell.ask(random=[10_000, MEMSET], pin=1, leave=3)
+        reply = shell.ask(random=[40_000, MEMSET], pin=1, leave=leave, again=repeats)
         assert reply["error"] == "ECANCELED"
         assert shell.list() == [[4096, 4096, 1, 0]]
         assert shell.add([[None, 4096, 0, 0]], PATTERN, room=[0, MIB, 4096]) == added(
