@@ -398,6 +398,9 @@ bool units_drop_one(struct core *core, bool wanted);
 /* What is queued when the fetcher ends is put in for a short time. */
 void units_flush(struct core *core);
 
+/* read.c: the unit has come, so that reads of it no longer fail at once. */
+void missed_forget(const struct unit *unit);
+
 /* fetchstats.c: records the result of the last write, 0 or a negative errno. */
 void disk_note(struct core *core, unsigned disk, int err);
 

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/relaxed.h"
+#include "lazy/cache.h"
 #include "lazy/layout.h"
 
 /*
@@ -18,19 +19,40 @@
  */
 #define REPEAT_NS (250 * NS_PER_MS)
 
-static struct missed *find_missed(struct core *core, const struct source *source, uint64_t number,
-				  uint64_t now_ns)
+static bool is_there(struct core *core, const struct source *source, uint64_t number)
+{
+	const struct unit *unit = unit_find(core, source, number);
+	const struct cache_object *object = cache_object_of(source);
+
+	return (unit && unit->state == UNIT_RIGHT) ||
+	       (object && cache_has(object, number, number)); /* by another process, perhaps */
+}
+
+static bool is_missed(struct core *core, const struct source *source, uint64_t number,
+		      uint64_t now_ns)
 {
 	if (now_ns >= core->missed_until_ns)
-		return NULL;
+		return false;
 	for (unsigned i = 0; i < MISSED_MAX; i++) {
-		struct missed *missed = &core->missed[i];
+		const struct missed *missed = &core->missed[i];
 
 		if (missed->source == source && missed->number == number &&
 		    now_ns < missed->until_ns)
-			return missed;
+			return !is_there(core, source, number);
 	}
-	return NULL;
+	return false;
+}
+
+void missed_forget(const struct unit *unit)
+{
+	if (clock_now_ns() >= unit->core->missed_until_ns)
+		return;
+	for (unsigned i = 0; i < MISSED_MAX; i++) {
+		struct missed *missed = &unit->core->missed[i];
+
+		if (missed->source == unit->source && missed->number == unit->number)
+			missed->until_ns = 0;
+	}
 }
 
 /* Takes down the units that a read has waited for, and the one that failed, or NULL. */
@@ -110,10 +132,7 @@ static void copy(const struct lazy_read *read, const struct unit *unit)
 static void unit_is_right(struct subscription *subscription, const struct unit *unit)
 {
 	struct lazy_read *read = container_of(subscription, struct read_unit, subscription)->read;
-	struct missed *missed = find_missed(read->core, unit->source, unit->number, clock_now_ns());
 
-	if (missed)
-		missed->until_ns = 0;
 	if (is_in_place(read, unit)) {
 		read->found = unit->data +
 			      (read->offset - unit_extent(unit->source, unit->number).offset);
@@ -161,7 +180,7 @@ static int wait_for_units(struct lazy_read *read)
 
 	for (uint64_t number = first; number <= last; number++) {
 		if (read->deadline_ns != FETCHER_NO_DEADLINE &&
-		    find_missed(read->core, read->source, number, read->began_ns))
+		    is_missed(read->core, read->source, number, read->began_ns))
 			return -EIO;
 	}
 	read->units = count == 1 ? &read->only : calloc(count, sizeof(*read->units));

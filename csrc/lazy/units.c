@@ -451,6 +451,7 @@ bool unit_make_room(struct unit *unit)
 void unit_right(struct unit *unit, bool found)
 {
 	unit_set(unit, UNIT_RIGHT);
+	missed_forget(unit);
 	unit->fate = found ? FATE_FOUND : FATE_OPEN;
 	deliver(unit);
 	if (!found && !unit->core->ending && !unit_store(unit))

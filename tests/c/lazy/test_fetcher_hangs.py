@@ -211,6 +211,29 @@ def test_a_repeated_read_has_no_second_deadline(
         end.set()
 
 
+@pytest.mark.parametrize("waits", ["another reader", "a prefetch"])
+def test_what_has_come_is_read(
+    sanitized_build: Path, tmp_path: Path, waits: str
+) -> None:
+    """A moment after readers have waited for it in vain."""
+    with (
+        hanging_origin() as (origin, server),
+        fetch_shell(sanitized_build, PATIENT, log=tmp_path / "log") as shell,
+    ):
+        number = shell.add(source(server) | {"unit": 2 * UNIT})
+        origin.hangs.set()
+        if waits == "another reader":
+            shell.begin(number, 0, UNIT, deadline_s=None)
+        shell.wait_for(
+            [shell.begin(number, at, UNIT, deadline_s=1) for at in (0, UNIT)]
+        )
+        origin.end.set()
+        if waits == "a prefetch":
+            shell.prefetch(number, 0, 2 * UNIT)
+        wait_for_stats(shell, lambda stats: stats["units_fetched"] == 1)
+        assert shell.read(number, 0, UNIT, deadline_s=1).data == DATA[:UNIT]
+
+
 def test_a_token_that_nobody_waits_for(sanitized_build: Path, tmp_path: Path) -> None:
     """A request for one is not kept beyond those who want it, so the shell can end."""
     end = threading.Event()
