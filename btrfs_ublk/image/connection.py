@@ -29,7 +29,7 @@ from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess, RegistryError, is_loopback
 from btrfs_ublk.image.challenge import Challenge, parse_challenges
 from btrfs_ublk.image.credentials import Login, find_login
-from btrfs_ublk.image.tokens import SharedToken
+from btrfs_ublk.image.tokens import TOKEN_MAX_S, SharedToken
 
 _HUB, _HUB_HOST = "docker.io", "registry-1.docker.io"
 _AGENT = "btrfs-ublk"
@@ -460,6 +460,7 @@ class Connection:
         life_s = found.get("expires_in")
         if not isinstance(life_s, int) or life_s <= 0:
             life_s = _TOKEN_DEFAULT_S
+        life_s = min(life_s, TOKEN_MAX_S)
         good_s = max(life_s - _TOKEN_MARGIN_S, life_s / 2)
         self._until_s = began_s + good_s * (1 - random.uniform(0, _TOKEN_JITTER))
         self._authorization = f"Bearer {token}"

@@ -19,6 +19,8 @@ from btrfs_ublk.device.locks import lock_file
 from btrfs_ublk.device.state import RUN_DIRECTORY, RUN_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError
 
+#: How long a token is good, at most.
+TOKEN_MAX_S = 86400
 #: Whoever asks may have died.
 _ASKING_S, _FAILED_S = 10.0, 1.0
 _LOOK_S = 0.02
@@ -44,12 +46,15 @@ class SharedToken:
                     return None
                 record = _read(fd)
                 now_ns = time.monotonic_ns()
-                token, until_ns = record.get("token"), _number(record, "until_ns")
-                if isinstance(token, str) and until_ns > now_ns and token != refused:
+                token, until_ns = _token(record)
+                if token is not None and until_ns > now_ns and token != refused:
                     return token, until_ns / 1e9
-                waits = max(_number(record, "asking_ns"), _number(record, "failed_ns"))
-                if waits <= now_ns:
-                    _write(fd, {**record, "asking_ns": now_ns + int(_ASKING_S * 1e9)})
+                waits_ns = max(
+                    _time(record, "asking_ns", most_s=_ASKING_S),
+                    _time(record, "failed_ns", most_s=_FAILED_S),
+                )
+                if waits_ns <= now_ns:
+                    _write(fd, {"asking_ns": now_ns + int(_ASKING_S * 1e9)})
                     return None
             time.sleep(_LOOK_S)
         return None
@@ -62,8 +67,15 @@ class SharedToken:
         elif len(token) <= _MAX_TOKEN_BYTES:
             record["token"] = token
         with self._locked() as fd:
-            if fd is not None:
-                _write(fd, record)
+            if fd is None:
+                return
+            # A failure takes no token away that another one has got meanwhile: who asks
+            # leaves none that is bad.
+            if "token" not in record:
+                found, found_until_ns = _token(_read(fd))
+                if found is not None and found_until_ns > time.monotonic_ns():
+                    return
+            _write(fd, record)
 
     @contextmanager
     def _locked(self) -> Iterator[int | None]:
@@ -97,9 +109,19 @@ def _read(fd: int) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def _number(record: dict[str, Any], key: str) -> int:
+def _token(record: dict[str, Any]) -> tuple[str | None, int]:
+    """A token, and until when it is good."""
+    token = record.get("token")
+    until_ns = _time(record, "until_ns", most_s=TOKEN_MAX_S)
+    return (token if isinstance(token, str) else None), until_ns
+
+
+def _time(record: dict[str, Any], key: str, *, most_s: float) -> int:
+    """A time that is further ahead is of before a boot, after which the clock begins
+    anew."""
     value = record.get(key)
-    return value if isinstance(value, int) else 0
+    latest_ns = time.monotonic_ns() + int(most_s * 1e9)
+    return value if isinstance(value, int) and value <= latest_ns else 0
 
 
 def _write(fd: int, record: dict[str, Any]) -> None:

@@ -65,7 +65,10 @@ static char *registry_url(const struct oci_mirror *oci)
 	return url_of(oci, "blobs", oci->digest);
 }
 
-/* Fills in the host's token for the repository and these credentials, if it has one. */
+/*
+ * Fills in the host's token for the repository and these credentials, if it has one. The token server
+ * may know us by the client certificate, too, which commands have none of.
+ */
 static int share_token(struct remote *remote, const struct docker_login *found, struct login *login,
 		       struct error *error)
 {
@@ -77,6 +80,7 @@ static int share_token(struct remote *remote, const struct docker_login *found, 
 				      found->user ?: "",
 				      found->password ?: "",
 				      found->identity_token ?: "",
+				      login->certificate.text, /* or NULL */
 				      NULL };
 	char key[TOKEN_KEY_BYTES], *text = NULL;
 	uint64_t refused;

@@ -24,7 +24,8 @@ enum {
 	ASKING_MS = 10000, /* whoever asks may have died */
 	FAILED_MS = 1000,
 	LOOK_MS = 20,
-	TRIES = 100, /* for the lock of a file, which is held for less than LOOK_MS */
+	MOST_MS = 86400000, /* of a token: see oci.c */
+	TRIES = 100,	    /* for the lock of a file, which is held for less than LOOK_MS */
 	WHY_MAX_BYTES = 300,
 	RECORD_MAX_BYTES = TOKEN_TEXT_MAX_BYTES + 4096,
 };
@@ -112,9 +113,12 @@ static void clear_record(struct record *record)
 	free(record->why);
 }
 
-static uint64_t number_of(const json_t *object, const char *key)
+/* A time that is further ahead than `most_ms` is of before a boot, after which the clock begins anew. */
+static uint64_t time_of(const json_t *object, const char *key, uint64_t most_ms)
 {
-	return (uint64_t)json_integer_value(json_object_get(object, key));
+	uint64_t time_ns = (uint64_t)json_integer_value(json_object_get(object, key));
+
+	return time_ns > clock_now_ns() + most_ms * NS_PER_MS ? 0 : time_ns;
 }
 
 /* What makes no sense, as of one that was killed while it wrote, is as good as nothing. */
@@ -127,9 +131,9 @@ static void read_record(int fd, struct record *record)
 	*record = (struct record){
 		.token = text_of(object, "token"),
 		.why = text_of(object, "why"),
-		.until_ns = number_of(object, "until_ns"),
-		.asking_ns = number_of(object, "asking_ns"),
-		.failed_ns = number_of(object, "failed_ns"),
+		.until_ns = time_of(object, "until_ns", MOST_MS),
+		.asking_ns = time_of(object, "asking_ns", ASKING_MS),
+		.failed_ns = time_of(object, "failed_ns", FAILED_MS),
 	};
 	json_decref(object);
 	if (text)
@@ -150,6 +154,18 @@ static void write_record(int fd, const struct record *record)
 	json_decref(object);
 }
 
+/* A failure takes no token away that another one has got meanwhile: who asks leaves none that is bad. */
+static void update_record(int fd, const struct told *told)
+{
+	struct record record = {};
+
+	if (!told->record.token)
+		read_record(fd, &record);
+	if (!record.token || record.until_ns <= clock_now_ns())
+		write_record(fd, &told->record);
+	clear_record(&record);
+}
+
 static void write_told(const struct told *told)
 {
 	const struct timespec pause = { .tv_nsec = LOOK_MS * 1000000 };
@@ -158,7 +174,7 @@ static void write_told(const struct told *told)
 		int fd = open_record(told->key, true);
 
 		if (fd >= 0) {
-			write_record(fd, &told->record);
+			update_record(fd, told);
 			close(fd);
 		}
 		if (fd != -EAGAIN)
@@ -204,6 +220,8 @@ static enum token_state look(int fd, bool wanted, uint64_t refused, char **text,
 		record.why = NULL;
 	} else if (wanted && record.asking_ns <= now_ns) {
 		state = TOKEN_ASK;
+		secret_free(record.token);
+		record.token = NULL;
 		record.asking_ns = now_ns + ASKING_MS * NS_PER_MS;
 		write_record(fd, &record);
 	}
@@ -237,8 +255,10 @@ enum token_state token_find(const char *key, bool wanted, uint64_t refused, char
 		found = look_once(key, wanted, refused, text, until_ns);
 		if (found >= 0)
 			return (enum token_state)found;
+		if (found != -EAGAIN)
+			break;
 		nanosleep(&pause, NULL);
-	} while (found == -EAGAIN && clock_now_ns() < late_ns);
+	} while (clock_now_ns() < late_ns);
 	return wanted ? TOKEN_ASK : TOKEN_NONE;
 }
 
