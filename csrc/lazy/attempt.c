@@ -260,8 +260,8 @@ static void set_changed(const struct unit *unit, struct mirror *mirror, const ch
 }
 
 /*
- * How long a busy server is left alone: as long as it asks for, where a reader's time allows that;
- * else until a quarter of it is left, as it may be well again.
+ * How long a busy server is left alone: as long as it asks for, but at most BUSY_MAX_MS, or until a
+ * quarter of the readers' time is left where that is later, as it may be well again.
  */
 static uint64_t busy_ns(const struct unit *unit, uint32_t asked_ms, uint64_t now_ns)
 {
@@ -271,8 +271,6 @@ static uint64_t busy_ns(const struct unit *unit, uint32_t asked_ms, uint64_t now
 
 	if (last_ns == FETCHER_NO_DEADLINE)
 		most_ns = BUSY_PATIENT_MS * NS_PER_MS;
-	else if (asked_ns < left_ns)
-		return asked_ns;
 	else if (left_ns / 4 * 3 > most_ns)
 		most_ns = left_ns / 4 * 3;
 	return asked_ns < most_ns ? asked_ns : most_ns;
@@ -281,9 +279,13 @@ static uint64_t busy_ns(const struct unit *unit, uint32_t asked_ms, uint64_t now
 static void avoid(const struct unit *unit, struct mirror *mirror, uint32_t asked_ms,
 		  uint64_t now_ns)
 {
+	uint64_t until_ns = now_ns + busy_ns(unit, asked_ms, now_ns);
+
 	if (mirror->avoid_until_ns <= now_ns)
 		is_worse(unit, mirror);
-	mirror->avoid_until_ns = now_ns + busy_ns(unit, asked_ms, now_ns);
+	/* NB: a prefetch, which waits for less, may be told after a reader. */
+	if (mirror->avoid_until_ns < until_ns)
+		mirror->avoid_until_ns = until_ns;
 }
 
 /* What makes one slow, the others wait for as well. */
