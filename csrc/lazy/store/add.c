@@ -548,6 +548,8 @@ int store_add(struct store *store, const json_t *sources, struct store_addition 
 
 	if (!err)
 		err = run(&request);
+	if (err == -ENOMEM)
+		error_set_text(error, "no memory for mappings"); /* unless that was said already */
 	for (size_t i = 0; i < request.source_count; i++)
 		new_source_deinit(&request.sources[i]);
 	free(request.sources);

@@ -194,8 +194,10 @@ int store_load(struct store *store, struct error *error)
 
 	if (!err)
 		err = store_find_unfinished(store->reader, &store->unfinished);
-	if (err)
-		return sql_error_set(store->reader, "read", error) ?: err;
+	if (err) {
+		err = sql_error_set(store->reader, "read", error) ?: err;
+		return error_set(error, err, "cannot read the map: %s", strerror(-err));
+	}
 	runs = store->unfinished.runs;
 	store->slices.is_unfinished = store->unfinished.sources != INT64_MAX;
 	err = load_all(store, error);

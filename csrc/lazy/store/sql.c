@@ -48,6 +48,8 @@ int sql_error_set(sqlite3 *db, const char *what, struct error *error)
 {
 	int err = sql_errno(db);
 
+	if (!err)
+		return 0;
 	if (err == -ENOSPC)
 		error_set_hint(error, "its file system is full: make room and try again");
 	return error_set(error, err, "cannot %s the map: %s", what, sqlite3_errmsg(db));

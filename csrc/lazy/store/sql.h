@@ -19,7 +19,7 @@ static inline void cleanup_finalize(sqlite3_stmt **statement)
 /* Returns the negative errno of the connection's last failure. */
 int sql_errno(sqlite3 *db);
 
-/* Sets "cannot DO the map: why"; returns sql_errno(). */
+/* Sets "cannot DO the map: why"; returns sql_errno(). Sets nothing where that is 0. */
 int sql_error_set(sqlite3 *db, const char *what, struct error *error);
 
 /* Each returns 0 or a negative errno. */

@@ -530,7 +530,7 @@ def test_a_client_that_leaves_ends_its_request(
     with again(environment={"STORE_SLICE_BYTES": "512"}) as shell:
         shell.add([[4096, 4096, 0, 0]], file_source(data, unit=4096))
         reply = shell.ask(random=[40_000, MEMSET], pin=1, leave=leave, again=repeats)
-        assert reply["error"] == "ECANCELED"
+        assert (reply["error"], reply["text"]) == ("ECANCELED", "")
         assert shell.list() == [[4096, 4096, 1, 0]]
         assert shell.add([[None, 4096, 0, 0]], PATTERN, room=[0, MIB, 4096]) == added(
             (0, False)
