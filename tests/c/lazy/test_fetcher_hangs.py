@@ -379,8 +379,8 @@ def test_a_busy_server_is_not_left_alone_for_long(
 
 
 def test_a_busy_server_is_left_alone_as_it_asks(sanitized_build: Path) -> None:
-    """Where its reader's time allows that: here until a date. A prefetch, which waits for
-    less, changes nothing about it."""
+    """Where its reader's time allows that: here until a date. A prefetch, which waits
+    for less, changes nothing about it."""
     asked_s: list[float] = []
     again_s = int(time.time()) + 8
 
