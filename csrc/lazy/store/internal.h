@@ -115,7 +115,10 @@ int slice_begin(struct store *store, const struct map *batch, const bool *over);
 int slice_pass(struct store *store, uint64_t bytes);
 /* Ends the request: all counts if `err` is 0, else nothing. */
 int slice_end(struct store *store, int err, struct error *error);
-/* Removes what is left of a request that did not end. */
+/*
+ * Removes what is left of a request that did not end. On a slow disk, that may take long, so it comes
+ * before the next addition, and not before reads.
+ */
 int store_undo(struct store *store, struct error *error);
 
 /* Returns 0 or a negative errno. Without any, `sources` is INT64_MAX. The caller frees the runs. */

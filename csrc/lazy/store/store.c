@@ -35,9 +35,6 @@ int store_open(const char *path, struct map *map, struct store **store, struct e
 	err = store_file_open(made, path, error);
 	if (!err)
 		err = store_load(made, error);
-	/* If there is no room for that, it comes before the next addition. */
-	if (!err)
-		store_undo(made, &(struct error){});
 	if (err)
 		store_close(made);
 	else

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -537,6 +538,31 @@ def test_a_client_that_leaves_ends_its_request(
         )
     with again() as shell:
         assert len(shell.list()) == 2 and shell.ask(check=True) == {"ok": True}
+    with sqlite3.connect(path) as db:
+        assert list(db.execute("PRAGMA user_version")) == [(1,)]
+        assert list(db.execute("SELECT count(*) FROM mappings")) == [(2,)]
+    db.close()
+
+
+def test_what_was_killed_goes_with_the_next_addition(again: Open, path: Path) -> None:
+    """And not before the map is ready, as that may take long."""
+    with again() as shell:
+        shell.add([[4096, 4096, 0, 0]], PATTERN)
+        shell.ask(random=[1000, MEMSET])
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE unfinished(sources INTEGER, runs BLOB)")
+        runs = struct.pack("=4Q", 0, 0, 8192, 8192 * 999)
+        db.execute("INSERT INTO unfinished VALUES(1, ?)", (runs,))
+        db.execute("PRAGMA user_version=3")
+    db.close()
+    for _ in range(2):
+        with again() as shell:
+            assert (shell.opened["mappings"], shell.opened["sources"]) == (1, 1)
+    with sqlite3.connect(path) as db:
+        assert list(db.execute("SELECT count(*) FROM mappings")) == [(1001,)]
+    db.close()
+    with again() as shell:
+        assert shell.add([[0, 4096, 0, 0]], MEMSET) == added((0, False))
     with sqlite3.connect(path) as db:
         assert list(db.execute("PRAGMA user_version")) == [(1,)]
         assert list(db.execute("SELECT count(*) FROM mappings")) == [(2,)]
