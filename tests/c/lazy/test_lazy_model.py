@@ -43,7 +43,7 @@ from support.web_servers import NGINX, WebServer, web_server
 
 pytestmark = pytest.mark.data
 
-STEPS = share_of(20_000, least_percent=10)
+STEPS = share_of(20_000, least_percent=20)
 STEPS_EACH = 200
 
 BLOCK = 4096
@@ -353,7 +353,7 @@ def test_it_reads_the_same_for_ever(sanitized_build: Path, web: WebServer) -> No
         type("Machine", (LazyMachine,), keys),
         settings=settings(
             # Some come to nothing: their beginnings, the first one.
-            max_examples=STEPS * 23 // 20 // STEPS_EACH,
+            max_examples=STEPS * 13 // 10 // STEPS_EACH,
             stateful_step_count=STEPS_EACH,
             phases=[Phase.generate, Phase.shrink],
         ),
