@@ -39,7 +39,7 @@ struct store_addition {
 	uint64_t source_offset;
 	unsigned source; /* index in the request's sources */
 	/* Outputs. */
-	bool existed; /* the same mapping was there already */
+	bool existed;	      /* the same mapping was there already */
 	uint64_t source_size; /* of all of its source, in bytes */
 };
 

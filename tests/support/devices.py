@@ -302,6 +302,13 @@ def detach(path: Path) -> None:
     )
 
 
+def attach_again(path: Path, image: Path, *options: str) -> None:
+    """Attach a file to the loop device that was just detached. Another test may have
+    taken its number meanwhile, and has it for a while."""
+    argv = ["losetup", *options, path, image]
+    wait_until(lambda: subprocess.run(argv, stderr=subprocess.DEVNULL).returncode == 0)
+
+
 @contextmanager
 def new_btrfs(parent: Path, *, size_bytes: int) -> Iterator[Path]:
     """Yield the mount point of an empty btrfs, whose image is below ``parent``."""

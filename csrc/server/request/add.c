@@ -198,10 +198,9 @@ static int answer_inline(const struct map_request *request, const struct batch *
 	for (size_t i = 0; i < batch->count && !err; i++) {
 		const struct store_addition *addition = &batch->additions[i];
 
-		err = json_array_append_new(list, json_pack("[I, b, I]",
-							    (json_int_t)addition->offset,
-							    (int)addition->existed,
-							    (json_int_t)addition->length));
+		err = json_array_append_new(
+			list, json_pack("[I, b, I]", (json_int_t)addition->offset,
+					(int)addition->existed, (json_int_t)addition->length));
 		if (i < SIZES_MAX)
 			err |= json_array_append_new(
 				sizes, json_integer((json_int_t)addition->source_size));

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.devices import backing_of, detach
+from support.devices import attach_again, backing_of, detach
 
 from btrfs_ublk.base.ledger import process_ledger
 from btrfs_ublk.base.process import run
@@ -112,7 +112,7 @@ def test_someone_elses_device_on_our_file_is_left_alone(image: Path) -> None:
     """Even when it has taken the very device number that was ours."""
     with loop_device(image, read_only=True) as device:
         detach(device.path)
-        run(["losetup", "-r", device.path, image], timeout_s=10)
+        attach_again(device.path, image, "-r")
     try:
         assert backing_of(device.path) == str(image)
     finally:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.devices import detach
+from support.devices import attach_again, detach
 from support.processes import killed_at_event
 from support.system_state import SystemState
 from support.waiting import wait_until
@@ -100,7 +100,7 @@ def test_what_someone_else_made_meanwhile_is_left(leftovers: tuple[Path, Path]) 
     target, device = leftovers
     run(["umount", target], timeout_s=30)
     detach(device)
-    run(["losetup", device, target.parent / "image"], timeout_s=30)
+    attach_again(device, target.parent / "image")
     run(["mount", device, target], timeout_s=30)
     assert results() == [("mount", "gone"), ("loop", "gone"), ("tempdir", "left")]
     assert any(mount.target == target for mount in read_mountinfo())
