@@ -163,7 +163,7 @@ class LazyMachine(RuleBasedStateMachine):
         number = len(self.sources)
         row = [start * BLOCK, count * BLOCK, number, first * BLOCK]
         answer = self._ask_for(row, source)
-        assert answer.get("map-add") == {"added": [[row[0], False, row[1]]]}, answer
+        assert answer["map-add"]["added"] == [[row[0], False, row[1]]], answer
         self.sources.append(source)
         self.mappings.append(row)
         for block in range(count):
@@ -192,7 +192,7 @@ class LazyMachine(RuleBasedStateMachine):
         self.steps["add again"] += 1
         row = self.mappings[which % len(self.mappings)]
         answer = self._ask_for(row, self.sources[row[2]])
-        assert answer.get("map-add") == {"added": [[row[0], True, row[1]]]}, answer
+        assert answer["map-add"]["added"] == [[row[0], True, row[1]]], answer
 
     def _is_refused(self, block: int, kind: str, count: int) -> None:
         """Other content where there is some: the one in the way is named."""
