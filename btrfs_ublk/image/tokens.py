@@ -21,7 +21,7 @@ from btrfs_ublk.errors import BtrfsUblkError
 
 #: How long a token is good, at most.
 TOKEN_MAX_S = 86400
-#: Whoever asks may have died.
+#: The process that asks may have died.
 _ASKING_S, _FAILED_S = 10.0, 1.0
 _LOOK_S = 0.02
 _MAX_TOKEN_BYTES = 64 << 10

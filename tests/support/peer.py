@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,7 +71,7 @@ class Debian:
 
 
 @dataclass(frozen=True)
-class _Pinned:
+class _Pinned(ABC):
     """``name`` as the registry has it. Its own client installs it, below PACKAGES."""
 
     name: str
@@ -90,8 +91,9 @@ class _Pinned:
     def version(self) -> str:
         return f"{self.pin} of {self.registry}"
 
+    @abstractmethod
     def argv(self, root: Path) -> Command:
-        raise NotImplementedError
+        """The command that installs it below ``root``."""
 
     def install(self) -> str | None:
         if self.program().exists():
@@ -158,7 +160,7 @@ def free_port() -> int:
 
 
 @dataclass(kw_only=True)
-class Peer:
+class Peer(ABC):
     """A server. ``otherwise`` has the checks (test_peers.py) that do not end as with
     most: the beginning of what they say, and ``notes`` why that is so."""
 
@@ -233,13 +235,13 @@ class Peer:
         self.put(name, data)
         return None
 
+    @abstractmethod
     def put(self, name: str, data: bytes) -> Source:
         """Store an object, or another one in its place; return it as a source."""
-        raise NotImplementedError
 
+    @abstractmethod
     def absent(self) -> Source:
         """A source that is not there."""
-        raise NotImplementedError
 
 
 class Web(Peer):

@@ -178,8 +178,8 @@ void login_drop(struct remote *remote, const struct login *login);
  */
 void login_distrust(struct remote *remote, struct login *login);
 /*
- * The next one that is read shall be another, if a helper is to be asked for it, or has another
- * token than that of this number (0: it had none).
+ * A server refused the token of this number (0: the login had none). The next login that is read
+ * has another token, and asks its helper again.
  */
 void login_is_refused(struct remote *remote, uint64_t token);
 /* Returns the token that is sent with it, or NULL. */

@@ -21,7 +21,7 @@
 #include "lazy/mirror/secret.h"
 
 enum {
-	ASKING_MS = 10000, /* whoever asks may have died */
+	ASKING_MS = 10000, /* the process that asks may have died */
 	FAILED_MS = 1000,
 	LOOK_MS = 20,
 	MOST_MS = 86400000, /* of a token: see oci.c */

@@ -195,7 +195,7 @@ int slice_end(struct store *store, int err, struct error *error)
 	return err;
 }
 
-/* What is to be removed of each table: of mappings the runs, else what belongs to further sources. */
+/* Undoing removes new mappings by their runs, and from other tables the rows of new sources. */
 static const struct removal {
 	const char *table, *key;
 	unsigned shift, at_once;
