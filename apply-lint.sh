@@ -61,15 +61,6 @@ check_types() {
         "${python_scripts[@]}"
 }
 
-check_c_format() {
-    local file status=0
-    for file in "${c_files[@]}"; do
-        clang-format "$file" | diff -u --label "$file" --label "$file, formatted" \
-            "$file" - || status=1
-    done
-    return "$status"
-}
-
 compile() { # all warnings are errors; also makes what clang-tidy reads
     PYTHONPATH=$PROJECT/tests "$bin/python" -m support.sanitized_build
 }
@@ -77,7 +68,7 @@ compile() { # all warnings are errors; also makes what clang-tidy reads
 if [ "$check" = yes ]; then
     step "black" "$bin/black" --quiet --check --diff "${python[@]}"
     step "isort" "$bin/isort" --quiet --check --diff "${python[@]}"
-    step "clang-format" check_c_format
+    step "clang-format" clang-format --dry-run --Werror "${c_files[@]}"
 else
     step "isort" "$bin/isort" --quiet "${python[@]}"
     step "black" "$bin/black" --quiet "${python[@]}"
