@@ -1,7 +1,7 @@
 """Comparisons that belong together: one file of ``suites`` each, with figures that
 others have published.
 
-HACKING.md has an example; ``parse_suite`` lists the keys. A suite with published
+``parse_suite`` lists the keys. A suite with published
 figures names its amounts (bytes, seconds, counts) as published. A factor from 0 to 1
 reduces all of them, each down to a sensible minimum, to fit this machine.
 """
