@@ -16,7 +16,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support import workers
 from support.needs import Need, Serve
-from support.sanitized_build import sanitized_build, sanitized_helpers
+from support.sanitized_build import (
+    bring_helpers_up_to_date,
+    sanitized_build,
+    sanitized_helpers,
+)
 from support.system_state import SystemState, state_after, system_state
 
 from btrfs_ublk.base.capabilities import (
@@ -75,7 +79,9 @@ def pytest_configure(config: pytest.Config) -> None:
     Otherwise tests would not notice that they have been left (prctl(2)).
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    if workers.is_worker(config):
+    if not workers.is_worker(config):
+        bring_helpers_up_to_date()
+    else:
         workers.prepare(hide_devices=config.getoption("hide_devices"))
         # Else pytest-xdist chooses /tmp, where large sparse files may not be possible.
         config.option.basetemp = config.workerinput["btrfs_ublk_basetemp"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from btrfs_ublk.base.process import run
-from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import CapabilityError
 
 #: Names a directory to use instead: a sanitizer build, or stand-ins in tests.
@@ -63,11 +63,9 @@ def helper_path(name: str) -> Path:
 
 
 def _in_build_directory(name: str) -> Path:
-    """Return a helper's path in an editable install, whose loader knows where it is."""
-    with deferred():
-        # An installed package does not need it, and importing it takes time.
-        from importlib.resources import files
-    return Path(str(files("btrfs_ublk") / "libexec" / name))
+    """Return a helper's path in a checkout, where meson-python builds it."""
+    build = f"build/cp{sys.version_info.major}{sys.version_info.minor}"
+    return Path(__file__).resolve().parents[2] / build / "csrc/tools" / name
 
 
 def check_helper(name: str) -> Path:

@@ -17,16 +17,11 @@ install_python_package() {
     if [ "$(cat "$stamp" 2>/dev/null)" != "$state" ]; then
         rm -f "$VENV"/btrfs-ublk-installed*
         read_build_requirements
-        # NB: PATH, because the editable package remembers which ninja it was. Verbose, it
-        # writes no log where nothing is to be built: other users can import it, too.
         PATH=$VENV/bin:$PATH run_logged "building the package${extra:+ with [$extra]}" \
             "$VENV/bin/python" -m pip install --disable-pip-version-check \
-            --no-build-isolation --config-settings editable-verbose=true \
-            --editable "$PROJECT${extra:+[$extra]}" ||
+            --no-build-isolation --editable "$PROJECT${extra:+[$extra]}" ||
             die "the package was not built; see above (no network?)"
-        # Type checkers run no import hooks: here they find the sources, and py.typed.
-        ln -sfnT "$PROJECT/btrfs_ublk" "$("$VENV/bin/python" -c \
-            'import sysconfig; print(sysconfig.get_path("purelib"))')/btrfs_ublk"
+        leave_out_import_hook
         # Any extra includes the package itself, and the developers' all others.
         echo "$state" | tee "$stamp" >"$VENV/btrfs-ublk-installed"
         if [ "$extra" = dev ]; then
@@ -36,8 +31,15 @@ install_python_package() {
     rebuild_helpers
 }
 
-# The editable package rebuilds itself when imported, but a guest does not, and a
-# compiler's message is better shown here.
+# Each Python would load meson-python's hook and run ninja at its start, which takes three
+# times as long as the start itself. A path does for programs and type checkers.
+leave_out_import_hook() {
+    local packages
+    packages=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    rm -f "$packages/btrfs_ublk" # a link of earlier versions
+    echo "$PROJECT" >"$packages/btrfs-ublk-editable.pth"
+}
+
 rebuild_helpers() {
     local dir log
     for dir in "$PROJECT"/build/cp3*; do
@@ -94,7 +96,7 @@ END
 build_state() {
     {
         echo "$PROJECT"
-        cat "$PROJECT/pyproject.toml"
+        cat "$PROJECT/pyproject.toml" "$PROJECT/scripts/lib/venv.sh"
         find "$PROJECT" -path "$PROJECT/build*" -prune -o -path "$VENV" -prune -o \
             \( -name meson.build -o -name 'meson*options*' \) -print0 |
             LC_ALL=C sort -z | xargs -0 cat

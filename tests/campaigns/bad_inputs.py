@@ -89,8 +89,6 @@ def _environment() -> dict[str, str]:
             f"BTRFS_UBLK_{x}_DIR": str(ROOT / x.lower())
             for x in ("RUN", "STATE", "VOLUMES", "CONFIG")
         },
-        # Without a rebuild, the user nobody can import the package, too.
-        "MESONPY_EDITABLE_SKIP": str(build),
         "PYTHONPATH": str(PROJECT),
         "PYTHONDONTWRITEBYTECODE": "1",
         "BTRFS_UBLK_HELPERS": str(build / "csrc/tools"),

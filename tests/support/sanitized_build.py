@@ -56,6 +56,14 @@ def sanitized_build() -> Path:
     return _build()
 
 
+def bring_helpers_up_to_date() -> None:
+    """Compile what has changed of the helpers that the package runs in a checkout."""
+    build = PROJECT / f"build/cp{sys.version_info.major}{sys.version_info.minor}"
+    in_vm = os.environ.get("BTRFS_UBLK_IN_VM") == "1"
+    if not in_vm and (build / "build.ninja").exists() and _has_tools():
+        _run("ninja", "-C", build)
+
+
 def _has_tools() -> bool:
     return all(shutil.which(tool, path=SEARCH_PATH) for tool in ("meson", "ninja"))
 

@@ -15,8 +15,6 @@ _PASSED_ON = (
 # Where this machine's programs are; one of another architecture has others.
 _OWN_PROGRAMS = ("PATH", "HOME", "VIRTUAL_ENV")
 
-_WITHOUT_HOOK = Path(__file__).parent / "guest_python"
-
 
 def guest_environment(
     host: Mapping[str, str],
@@ -42,26 +40,9 @@ def guest_environment(
         "BTRFS_UBLK_IN_VM": "1",
         # The guest sees the host's ledgers too, in /var/lib, but not whose they are.
         "BTRFS_UBLK_STATE_DIR": "/run/btrfs-ublk",
-        **(_editable_install(project) if arch == "amd64" else _build(project, arch)),
+        **({} if arch == "amd64" else _build(project, arch)),
         **passed,
         **extra,
-    }
-
-
-def _editable_install(project: Path) -> dict[str, str]:
-    """The editable package as the host built it: importing it must not run ninja.
-
-    NB: meson-python's import hook is left out, and switched off should it be there
-    under another name, so the package and its helpers are named in other ways.
-    """
-    builds = [path.parent for path in project.glob("build/cp*/build.ninja")]
-    if not builds:
-        return {}
-    newest = max(builds, key=lambda build: (build / "build.ninja").stat().st_mtime)
-    return {
-        "MESONPY_EDITABLE_SKIP": os.pathsep.join(map(str, builds)),
-        "PYTHONPATH": f"{_WITHOUT_HOOK}{os.pathsep}{project}",
-        "BTRFS_UBLK_HELPERS": str(newest / "csrc" / "tools"),
     }
 
 
