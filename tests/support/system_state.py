@@ -92,12 +92,7 @@ def system_state(root: Path, known: Collection[str] = ()) -> SystemState:
         mounts=mounts,
         ublk_devices=[device.device_id for device in list_ublk_devices()],
         children=living,
-        files=sorted(
-            str(path)
-            for path in root.rglob("*")
-            if not path.relative_to(root).parts[0].startswith("pytest-of-")
-            and path.relative_to(root).parts[:2] not in _KEPT
-        ),
+        files=_files(root),
         ledger_entries=[str(entry) for entry in process_ledger().entries()],
         open_files=len(os.listdir("/proc/self/fd")),
     )
@@ -118,6 +113,16 @@ def state_after(root: Path, before: SystemState, known: Collection[str]) -> Syst
         ) or time.monotonic() > deadline_s:
             return after
         time.sleep(0.05)
+
+
+def _files(root: Path) -> list[str]:
+    found = []
+    for directory, folders, files in os.walk(root):
+        inside = Path(directory).relative_to(root)
+        # What tests leave in tmp_path is pytest's, and more with each test.
+        folders[:] = [x for x in folders if not x.startswith("pytest-of-")]
+        found += [inside / name for name in (*folders, *files)]
+    return sorted(str(root / x) for x in found if x.parts[:2] not in _KEPT)
 
 
 def _loop_devices(root: Path, everything: bool) -> dict[str, str]:
