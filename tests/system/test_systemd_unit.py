@@ -14,7 +14,7 @@ from support.paths import PROJECT
 
 from btrfs_ublk.base.process import run
 
-_UNITS = PROJECT / "systemd"
+_UNITS = PROJECT / "btrfs_ublk/systemd"
 DAEMON_UNIT = _UNITS / "btrfs-ublk.service"
 SOCKET_UNIT = _UNITS / "btrfs-ublk.socket"
 UNIT = _UNITS / "btrfs-ublk@.service"

@@ -144,7 +144,7 @@ def test_the_script_names_what_there_is(need: Need) -> None:
     assert len(commands) == 3
     for words, argument in commands:
         check(words.split() + (["one"] if argument else []))
-    units = {path.name for path in (PROJECT / "systemd").iterdir()}
+    units = {path.name for path in (PROJECT / "btrfs_ublk/systemd").iterdir()}
     for unit in re.findall(r"\bbtrfs-ublk(?:-snapshotter|\.socket)", text):
         assert unit in units or f"{unit}.service" in units
     control = (PROJECT / "packaging" / "debian" / "control").read_text()
