@@ -27,15 +27,13 @@ CODEC = "btrfs-ublk-codec"
 MAP_PHYSICAL = "btrfs-ublk-map-physical"
 RESHAPE = "btrfs-ublk-reshape"
 ADD_DEVICE = "btrfs-ublk-add-device"
-MAKE_FILES = "btrfs-ublk-make-files"
 VERIFY_READS = "btrfs-ublk-verify-reads"
-MEASURE_MAP = "btrfs-ublk-measure-map"
 FUSE_STAND_IN = "btrfs-ublk-fuse-stand-in"
 GET_RANGES = "btrfs-ublk-get-ranges"
 HELPERS = (
     *(MKSEED, CHECKSEED, SERVER, KEEPER, CACHE, MAP_PHYSICAL, RESHAPE, ADD_DEVICE),
     *(MKIMAGE, READIMAGE, MAKETREE, FETCH),
-    *(MAKE_FILES, VERIFY_READS, MEASURE_MAP, FUSE_STAND_IN, GET_RANGES, CODEC),
+    *(VERIFY_READS, FUSE_STAND_IN, GET_RANGES, CODEC),
 )
 
 

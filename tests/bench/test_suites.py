@@ -220,10 +220,6 @@ class TestSmall:
         document = self.run(sparse_path, "--suite=ls-lr", "--scale=0.002")
         assert {"btrfs", "ext4", "fuse-clones"} <= self.measured(document)
 
-    def test_clone(self, sparse_path: Path) -> None:
-        document = self.run(sparse_path, "--suite=clone", "--scale=0.001")
-        assert len(self.measured(document)) == 5
-
     def test_write_lazy(self, sparse_path: Path) -> None:
         """A clone takes a block, and some metadata; overlayfs the whole file."""
         document = self.run(sparse_path, "--suite=write-lazy", "--scale=0.05")
