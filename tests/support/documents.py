@@ -69,10 +69,9 @@ class WrongLine(Exception):
 
 
 def documents() -> list[Path]:
-    """All that tell commands; the reference is made of the commands themselves."""
-    found = [PROJECT / "README.md", PROJECT / "HACKING.md"]
-    found += sorted((PROJECT / "docs").rglob("*.md"))
-    return [path for path in found if path.parent.name != "reference"]
+    """All that tell commands."""
+    documents = sorted((PROJECT / "docs").rglob("*.md"))
+    return [PROJECT / "README.md", PROJECT / "HACKING.md", *documents]
 
 
 def lines_of(document: Path) -> Iterator[Line]:
