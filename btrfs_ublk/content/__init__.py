@@ -23,42 +23,4 @@ if TYPE_CHECKING:
     from btrfs_ublk.content.source import Mirror, Source, SourceKeys
     from btrfs_ublk.content.trace import Trace, TraceSource, TraceWriter
 else:
-    __getattr__ = exporter(
-        __name__,
-        {
-            "cache": "Cache",
-            "completion": "Completion",
-            "digests": "Digests digest_file",
-            "index": "Index digest_indexed make_index",
-            "maps": "Added Addition Drained MapClient Mapping Problem Room",
-            "prefetch": "Prefetch",
-            "refused": "Refused",
-            "source": "Mirror Source SourceKeys",
-            "trace": "Trace TraceSource TraceWriter",
-        },
-    )
-
-__all__ = [
-    "Added",
-    "Addition",
-    "Cache",
-    "Completion",
-    "Digests",
-    "Drained",
-    "Index",
-    "MapClient",
-    "Mapping",
-    "Mirror",
-    "Prefetch",
-    "Problem",
-    "Refused",
-    "Room",
-    "Source",
-    "SourceKeys",
-    "Trace",
-    "TraceSource",
-    "TraceWriter",
-    "digest_file",
-    "digest_indexed",
-    "make_index",
-]
+    __getattr__ = exporter(__name__, __file__)

@@ -31,48 +31,4 @@ if TYPE_CHECKING:
     from btrfs_ublk.device.supervised import supervised_device
     from btrfs_ublk.device.upgrade import update_device, upgrade_device
 else:
-    __getattr__ = exporter(
-        __name__,
-        {
-            "collect": "Collected collect_devices collect_half_made",
-            "daemon": "allow_fork",
-            "lifecycle": (
-                "DeviceOptions add_device have_device recover_device remove_device "
-                "serve_device"
-            ),
-            "maps": "device_map",
-            "report": "Device list_devices look_at show_device",
-            "state": (
-                "DeviceSpec DeviceState StateError device_directories "
-                "device_directory"
-            ),
-            "supervised": "supervised_device",
-            "upgrade": "update_device upgrade_device",
-        },
-    )
-
-__all__ = [
-    "Collected",
-    "Device",
-    "DeviceOptions",
-    "DeviceSpec",
-    "DeviceState",
-    "StateError",
-    "add_device",
-    "allow_fork",
-    "collect_devices",
-    "collect_half_made",
-    "device_directories",
-    "device_directory",
-    "device_map",
-    "have_device",
-    "list_devices",
-    "look_at",
-    "recover_device",
-    "remove_device",
-    "serve_device",
-    "show_device",
-    "supervised_device",
-    "update_device",
-    "upgrade_device",
-]
+    __getattr__ = exporter(__name__, __file__)

@@ -14,32 +14,4 @@ if TYPE_CHECKING:
     from btrfs_ublk.kernel.ublk_devices import UblkDevice, list_ublk_devices
     from btrfs_ublk.kernel.uevents import wait_until
 else:
-    __getattr__ = exporter(
-        __name__,
-        {
-            "mountinfo": "MountInfo",
-            "beneath": "exists_beneath opened_directory",
-            "loop": "LoopDevice loop_device",
-            "mount": "Mount mounted",
-            "reflink": "clone_file clone_range",
-            "temporary": "tempdir",
-            "ublk_devices": "UblkDevice list_ublk_devices",
-            "uevents": "wait_until",
-        },
-    )
-
-__all__ = [
-    "LoopDevice",
-    "Mount",
-    "MountInfo",
-    "UblkDevice",
-    "clone_file",
-    "clone_range",
-    "exists_beneath",
-    "list_ublk_devices",
-    "loop_device",
-    "mounted",
-    "opened_directory",
-    "tempdir",
-    "wait_until",
-]
+    __getattr__ = exporter(__name__, __file__)

@@ -9,19 +9,4 @@ if TYPE_CHECKING:
     from btrfs_ublk.physmap.physical_map import ContiguousRun, PhysicalMap
     from btrfs_ublk.physmap.rows import MappingError, MapRow
 else:
-    __getattr__ = exporter(
-        __name__,
-        {
-            "columns": "Columns",
-            "physical_map": "ContiguousRun PhysicalMap",
-            "rows": "MapRow MappingError",
-        },
-    )
-
-__all__ = [
-    "Columns",
-    "ContiguousRun",
-    "MapRow",
-    "MappingError",
-    "PhysicalMap",
-]
+    __getattr__ = exporter(__name__, __file__)

@@ -32,47 +32,4 @@ if TYPE_CHECKING:
         ServerStats,
     )
 else:
-    __getattr__ = exporter(
-        __name__,
-        {
-            "control": "ControlError",
-            "block_server": "BlockServer",
-            "description": (
-                "Description ErrorSegment FileSegment LazySegment MemsetSegment "
-                "PatternSegment Segment ZeroSegment"
-            ),
-            "devices": "DeviceRecord device_records",
-            "front_ends": "choose_front_end",
-            "names": "FrontEndName",
-            "stats": (
-                "Counts FetchLatency FetcherStats KindStats Latencies Latency "
-                "LazyStats QueueStats ServerStats"
-            ),
-        },
-    )
-
-__all__ = [
-    "BlockServer",
-    "ControlError",
-    "Counts",
-    "Description",
-    "DeviceRecord",
-    "ErrorSegment",
-    "FetchLatency",
-    "FetcherStats",
-    "FileSegment",
-    "FrontEndName",
-    "KindStats",
-    "Latencies",
-    "Latency",
-    "LazySegment",
-    "LazyStats",
-    "MemsetSegment",
-    "PatternSegment",
-    "QueueStats",
-    "Segment",
-    "ServerStats",
-    "ZeroSegment",
-    "choose_front_end",
-    "device_records",
-]
+    __getattr__ = exporter(__name__, __file__)
