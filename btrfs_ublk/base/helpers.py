@@ -28,12 +28,11 @@ MAP_PHYSICAL = "btrfs-ublk-map-physical"
 RESHAPE = "btrfs-ublk-reshape"
 ADD_DEVICE = "btrfs-ublk-add-device"
 VERIFY_READS = "btrfs-ublk-verify-reads"
-FUSE_STAND_IN = "btrfs-ublk-fuse-stand-in"
 GET_RANGES = "btrfs-ublk-get-ranges"
 HELPERS = (
     *(MKSEED, CHECKSEED, SERVER, KEEPER, CACHE, MAP_PHYSICAL, RESHAPE, ADD_DEVICE),
     *(MKIMAGE, READIMAGE, MAKETREE, FETCH),
-    *(VERIFY_READS, FUSE_STAND_IN, GET_RANGES, CODEC),
+    *(VERIFY_READS, GET_RANGES, CODEC),
 )
 
 

@@ -104,14 +104,6 @@ def test_a_server_in_batch_policy(sparse_path: Path, need: Need) -> None:
 
 
 @pytest.mark.device
-@pytest.mark.parametrize("name", ["fuse-least", "fuse-least-passthrough"])
-@pytest.mark.usefixtures("sanitized_helpers")
-def test_stand_ins_under_sanitizers(name: str, sparse_path: Path) -> None:
-    """An answer that is lost would hang whoever asked, so that no test could end."""
-    assert_contract([name], sparse_path)
-
-
-@pytest.mark.device
 def test_all_at_once(sparse_path: Path) -> None:
     ran = assert_contract(all_peers(), sparse_path)
     assert {"loop", "btrfs-loop", "tmpfs", "dev-zero"} <= ran
@@ -119,16 +111,13 @@ def test_all_at_once(sparse_path: Path) -> None:
 
 @pytest.mark.ublk
 def test_all_at_once_with_ublk(need: Need, sparse_path: Path) -> None:
-    """Those that the other tests leave out: with ublk, with modules of the VM, and what
-    is off elsewhere.
-    """
+    """Those that the other tests leave out: with ublk, and with modules of the VM."""
     need(UBLK)
     names = [
         name
         for name, peer in all_peers().items()
         if UBLK in peer.needs or any(isinstance(x, LoadableModule) for x in peer.needs)
     ]
-    names.append("fuse-least-io-uring")
     # One module makes that disk and the peer of this name, and only one at a time.
     names.remove("null_blk")
     ran = assert_contract(names, sparse_path) | assert_contract(
@@ -139,8 +128,6 @@ def test_all_at_once_with_ublk(need: Need, sparse_path: Path) -> None:
         assert {"rublk-null", "rublk-loop"} <= ran
     if os.environ.get("BTRFS_UBLK_IN_VM") == "1":
         assert {"brd", "btrfs-brd", "null_blk"} <= ran
-        if Path("/sys/module/fuse/parameters/enable_uring").exists():
-            assert "fuse-least-io-uring" in ran
 
 
 def test_unknown_peers_are_refused() -> None:
