@@ -11,7 +11,6 @@ from rich.live import Live
 
 from btrfs_ublk.base.entry import CountType, SecondsType, json_option
 from btrfs_ublk.base.signals import Interrupted
-from btrfs_ublk.ops.monitor.keys import keys
 from btrfs_ublk.ops.monitor.top import rows, table_of
 
 _WIDTH = 140  # if the output is no terminal
@@ -42,8 +41,8 @@ def command(interval_s: float, count: int | None, as_json: bool) -> None:
     started; "hosts off" are left alone for a while, since they failed again and again.
     A narrow terminal shows fewer columns.
 
-    On a terminal, q or Ctrl-C leaves the table, and the exit status is 0 then. All
-    other signals, and Ctrl-C elsewhere, are told by the exit status as usual.
+    On a terminal, Ctrl-C leaves the table, and the exit status is 0 then. All other
+    signals, and Ctrl-C elsewhere, are told by the exit status as usual.
     """
     console = Console()
     looks = islice(rows(interval_s=interval_s), count)
@@ -57,8 +56,8 @@ def command(interval_s: float, count: int | None, as_json: bool) -> None:
             console.print(table_of(found, console=console))
         return
     try:
-        with keys() as wait, Live(console=console, auto_refresh=False) as live:
-            for found in islice(rows(interval_s=interval_s, wait=wait), count):
+        with Live(console=console, auto_refresh=False) as live:
+            for found in looks:
                 live.update(table_of(found, console=console), refresh=True)
     except Interrupted:
         raise  # TERM or HUP

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from rich.console import Console
@@ -90,9 +90,8 @@ def row_of(sample: Sample, before: Sample | None) -> Row:
         if kind in earlier.kinds:
             reads = reads.since(earlier.kinds[kind].latency.reads)
         latency += reads
-    return Row(
-        name,
-        health,
+    return replace(
+        now,
         iops=(stats.reads + stats.writes - earlier.reads - earlier.writes) / span_s,
         bytes_per_s=(
             stats.read_bytes
@@ -102,14 +101,7 @@ def row_of(sample: Sample, before: Sample | None) -> Row:
         )
         / span_s,
         p99_ms=latency.percentile_ns(99) / _MS,
-        in_flight=now.in_flight,
-        errors=now.errors,
         fetched_per_s=fetched / span_s if lazy else None,
-        waiting=now.waiting,
-        failures=now.failures,
-        cached_bytes=now.cached_bytes,
-        hosts_open=now.hosts_open,
-        prefetch_percent=now.prefetch_percent,
     )
 
 
@@ -145,19 +137,14 @@ def _prefetch_percent(stats: ServerStats) -> float | None:
     return min((one.percent for one in running), default=None)
 
 
-def rows(
-    *, interval_s: float, wait: Callable[[float], bool | None] = time.sleep
-) -> Iterator[list[Row]]:
-    """Yield rows of all devices at once and then every ``interval_s``. Ends when
-    ``wait``, which is called with that time, returns True.
-    """
+def rows(*, interval_s: float) -> Iterator[list[Row]]:
+    """Yield rows of all devices at once and then every ``interval_s``."""
     before: dict[str, Sample] = {}
     while True:
         samples = take_samples()
         yield [row_of(one, before.get(one.device.name)) for one in samples]
         before = {one.device.name: one for one in samples}
-        if wait(interval_s):
-            return
+        time.sleep(interval_s)
 
 
 def table_of(found: list[Row], *, console: Console) -> Table:
