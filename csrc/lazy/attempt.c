@@ -257,6 +257,22 @@ static void set_changed(const struct unit *unit, struct mirror *mirror, const ch
 		is_worse(unit, mirror);
 	}
 	mirror->changed_until_ns = clock_now_ns() + (options->changed_ms ?: CHANGED_MS) * NS_PER_MS;
+	mirror->doubted_ns = 0;
+}
+
+/*
+ * Whether a server is asked once more before its object counts as changed: one that has just been
+ * started may say so of an object that it does not know yet.
+ */
+static bool doubt_change(const struct run *run, uint64_t now_ns)
+{
+	struct mirror *mirror = run->mirror;
+
+	if (mirror->ops->blocking || mirror->via || mirror->changed_until_ns)
+		return false;
+	if (!mirror->doubted_ns)
+		mirror->doubted_ns = now_ns;
+	return run->began_ns <= mirror->doubted_ns;
 }
 
 /*
@@ -328,7 +344,8 @@ static void note_failure(const struct run *run, const struct unit *unit)
 			host->answered_ns = now_ns;
 		break;
 	case FETCH_CHANGED:
-		set_changed(unit, mirror, run->error.text);
+		if (!doubt_change(run, now_ns))
+			set_changed(unit, mirror, run->error.text);
 		break;
 	case FETCH_NO_LOGIN:
 	case FETCH_DENIED:
@@ -521,6 +538,7 @@ void unit_accept(struct unit *unit)
 	/* Not for a fetch that was already running when another one found the change. */
 	if (clock_now_ns() >= mirror->changed_until_ns)
 		mirror->changed_until_ns = 0;
+	mirror->doubted_ns = 0;
 	mirror->bad_in_a_row = 0;
 	if (unit->check.known)
 		relaxed_add(&counts->units_verified, 1);

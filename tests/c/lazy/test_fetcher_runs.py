@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable
+from errno import EIO
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,28 @@ def test_what_is_refused_is_refused_once(
         assert stats["units_fetched"] == 1 and stats["failures"][failure] == 1
         time.sleep(0.2)  # until it is asked again
         assert shell.read(number, 0, 8 * UNIT).data == DATA[: 8 * UNIT]
+
+
+def test_one_who_says_once_that_it_has_changed_is_asked_again(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """As a store may that is starting; one that goes on saying so is believed."""
+
+    def other(request: str) -> bytes:
+        return b"".join(answer(request, DATA[::-1], etag="2"))
+
+    with (
+        scripted_server(right) as server,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    ):
+        number = shell.add(source(server))
+        assert shell.read(number, SIZE - UNIT, UNIT).data == DATA[-UNIT:]
+        server.script = Once(other)
+        assert shell.read(number, 0, UNIT).data == DATA[:UNIT]
+        server.script = other
+        assert shell.read(number, 8 * UNIT, UNIT).result == -EIO
+        assert shell.stats()["failures"]["changed"] == 3
+    assert (tmp_path / "log").read_text().count("event=mirror_changed") == 1
 
 
 def test_units_are_delivered_while_others_arrive(
