@@ -133,10 +133,8 @@ class FetchLatency:
 class FetcherStats:
     """Statistics of what fetches the units of one map (csrc/lazy/fetcher.h).
 
-    ``reads`` counts those that the cache did not answer. ``hedges`` of the ``attempts``
-    were second requests beside one that was late, and ``hedges_won`` were first. A unit
-    is ``verified`` against a known digest, or ``pinned`` when it is fetched for the
-    first time. ``failures`` counts failed attempts by reason. ``hosts`` has one object
+    ``reads`` counts those that the cache did not answer. A unit is ``verified`` against
+    a known digest, or ``pinned`` when it is fetched for the first time. ``failures`` counts failed attempts by reason. ``hosts`` has one object
     per host, with "attempts", "failures", "bytes", "in_flight", "openings" and "open"
     (of its circuit breaker). ``disk_errors`` has the last error of the disk of the
     "map" or the "cache", until a write succeeds: "errno", a name, and "age_s".
@@ -173,8 +171,6 @@ class FetcherStats:
     process: Mapping[str, Any] = field(default_factory=dict)
     store_drops: int = 0
     unstored_bytes: int = 0
-    hedges: int = 0
-    hedges_won: int = 0
     coded_bytes_fetched: int = 0
     whole_answers: int = 0
     failed_source: int = 0

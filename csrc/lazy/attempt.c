@@ -39,7 +39,6 @@ enum {
 	LATER_MAX_MS = 6000,
 	/* A site cache has slices of a multiple of it. */
 	SLICE_MIN_BYTES = 4096,
-	HEDGE_PAUSE_MS = 100,
 };
 
 static void log_unit(const struct unit *unit, const char *name, const struct mirror *mirror,
@@ -122,8 +121,6 @@ static void wait_for_mirrors(struct unit *unit, uint64_t now_ns, uint64_t at_ns)
 {
 	if (at_ns != UINT64_MAX)
 		rest_for_mirrors(unit, now_ns, at_ns);
-	else if (hedge_mirror(unit))
-		unit_rest(unit, now_ns + HEDGE_PAUSE_MS * NS_PER_MS);
 	else if (unit->core->cache_is_late)
 		rest_for_cache(unit, now_ns);
 	else
@@ -321,12 +318,12 @@ static void note_failure(const struct run *run, const struct unit *unit)
 	uint64_t now_ns = clock_now_ns();
 
 	relaxed_add(&run->core->counts.failures[run->failure], 1);
-	if (host && (run->failure != FETCH_TRANSIENT || run->slow || run->ours || run->overtaken))
+	if (host && (run->failure != FETCH_TRANSIENT || run->slow || run->ours))
 		host_ended(host);
 	else if (host && host_failed(host, now_ns))
 		is_worse(unit, mirror);
 	if (host && run->silent) {
-		host_is_silent(host, now_ns);
+		host->silent = true;
 		is_worse(unit, mirror);
 	}
 	if (host && run->arrived_bytes && run->asked > 1 && run->failure != FETCH_LATER)
@@ -398,14 +395,6 @@ static void forgive_undecodable(struct run *run)
 {
 	run->forgiven = run->failure == FETCH_WRONG && run->result == -EBADMSG &&
 			leave_out(run->mirror, run_suspect(run));
-}
-
-void attempt_note(struct run *run, struct unit *unit)
-{
-	forgive_undecodable(run);
-	log_failure(run, unit);
-	note_failure(run, unit);
-	remember(run, unit);
 }
 
 /*

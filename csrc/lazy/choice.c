@@ -94,19 +94,12 @@ static bool is_unhealthy(const struct unit *unit, const struct mirror *mirror, u
 	       is_recent(unit, mirror, host->recent_ns, now_ns);
 }
 
-/*
- * Whether hedges have overtaken it, or it is a cache that has been silent, and it has not answered
- * since. After the former, it is asked again where a hedge can be had beside it, twice; then as what
- * is unhealthy.
- */
-static bool is_overtaken(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns)
+/* Whether it is a cache that was silent, and has not answered since. */
+static bool is_silent(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns)
 {
 	const struct host *host = mirror->host;
 
-	if (!host || !host->overtaken || !is_recent(unit, mirror, host->recent_ns, now_ns))
-		return false;
-	return host->overtaken >= UNHEALTHY_FAILURES || unit->urgency != URGENCY_DEMAND ||
-	       unit->core->hedge_credit < HEDGE_COST;
+	return host && host->silent && is_recent(unit, mirror, host->recent_ns, now_ns);
 }
 
 /* Spreads what differs in a few bits (the end of MurmurHash3). */
@@ -139,9 +132,7 @@ static void consider(struct choice *choice, struct mirror *mirror, unsigned rank
 			choice->at_ns = ready;
 		return;
 	}
-	/* NB: caches are only overtaken by caches, so the origin must not come before them. */
-	if (is_unhealthy(unit, mirror, now_ns) ||
-	    (!mirror->via && is_overtaken(unit, mirror, now_ns)))
+	if (is_unhealthy(unit, mirror, now_ns))
 		rank++;
 	if (!choice->best || rank < choice->best_rank) {
 		choice->best = mirror;
@@ -171,7 +162,7 @@ static struct mirror *next_cache(const struct choice *choice, const struct mirro
 		if (mirror->origin != origin)
 			continue;
 		if (!open && !is_unhealthy(unit, mirror, choice->now_ns) &&
-		    !is_overtaken(unit, mirror, choice->now_ns))
+		    !is_silent(unit, mirror, choice->now_ns))
 			weight |= 1ull << 63;
 		weight |= i;
 		if (weight > best_weight && weight < *last) {
@@ -200,7 +191,6 @@ static void consider_caches(struct choice *choice, const struct mirror *mirror)
 {
 	const struct unit *unit = choice->unit;
 	const struct source *source = unit->source;
-	const struct mirror *hedge = hedge_mirror(unit);
 	uint64_t last = UINT64_MAX;
 	unsigned tries = 0;
 
@@ -208,9 +198,6 @@ static void consider_caches(struct choice *choice, const struct mirror *mirror)
 		return;
 	for (unsigned i = source->mirror_count; i < source->place_count; i++)
 		tries += source->mirrors[i].origin == mirror ? unit->tries[i] : 0;
-	/* One that is under way has not failed. */
-	if (tries && hedge && hedge->origin == mirror)
-		tries--;
 	for (unsigned i = 0; i < CACHES_BEFORE_ORIGIN; i++) {
 		struct mirror *cache = next_cache(choice, mirror, &last);
 		unsigned rank = tries / CACHES_BEFORE_ORIGIN;
@@ -234,37 +221,6 @@ struct mirror *mirror_choose(struct unit *unit, uint64_t now_ns, uint64_t *at_ns
 	}
 	*at_ns = choice.at_ns;
 	return choice.best;
-}
-
-static bool may_be_beside(struct unit *unit, const struct mirror *mirror,
-			  const struct mirror *other, uint64_t now_ns)
-{
-	struct host *host = other->host;
-
-	return host && host != mirror->host && !other->ops->blocking && other->ops->cancel &&
-	       !host->overtaken && !is_unhealthy(unit, other, now_ns) &&
-	       !host_is_full(host, URGENCY_DEMAND, core_slots(unit->core, unit->source));
-}
-
-struct mirror *mirror_beside(struct unit *unit, const struct mirror *mirror, uint64_t now_ns)
-{
-	const struct source *source = unit->source;
-	uint32_t out = unit->out;
-	struct mirror *other;
-	uint64_t at_ns;
-
-	unit->out |= 1u << mirror->index;
-	for (unsigned i = 0; i < source->place_count; i++) {
-		const struct mirror *each = &source->mirrors[i];
-
-		if (mirror->via ? !each->via : each->origin == mirror)
-			unit->out |= 1u << i;
-	}
-	while ((other = mirror_choose(unit, now_ns, &at_ns)) &&
-	       !may_be_beside(unit, mirror, other, now_ns))
-		unit->out |= 1u << other->index;
-	unit->out = out;
-	return other;
 }
 
 bool mirror_has_other(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns)

@@ -34,15 +34,6 @@ enum {
 	MISSED_MAX = 256,
 };
 
-/*
- * Of second requests; each ordinary one earns 1. NB: there is none to begin with, so that they are
- * no more than 1 in 20 of all at any time.
- */
-enum {
-	HEDGE_COST = 20,
-	HEDGE_CREDIT_MAX = 4 * HEDGE_COST,
-};
-
 enum unit_state {
 	UNIT_WANTED,   /* waits in a queue, if anybody wants it */
 	UNIT_RESTING,  /* waits until it is queued again (timer) */
@@ -97,7 +88,6 @@ struct unit_check {
 	uint8_t digest[SOURCE_DIGEST_BYTES];
 };
 
-struct hedge;
 struct look_up;
 struct run;
 
@@ -110,7 +100,7 @@ struct unit {
 	enum unit_state state;
 	enum unit_fate fate;
 	enum urgency urgency; /* the highest of its subscriptions since it was queued */
-	unsigned holds;	      /* of the cache's queue, of the units that are kept, of a hedge */
+	unsigned holds;	      /* of the cache's queue, of the units that are kept */
 	bool reserved;	      /* its length counts in `buffer_bytes` */
 	uint8_t *data;
 	struct link subscriptions;
@@ -127,7 +117,6 @@ struct unit {
 
 	/* Attempts. */
 	struct run *run;       /* ASKED, FETCHING: the request that it is part of */
-	struct hedge *hedge;   /* a second request for it; see hedge.c */
 	struct mirror *mirror; /* the last one that was asked */
 	char *identity;	       /* of that one's object: to be pinned with this content; or NULL */
 	struct timer timer;    /* RESTING: when it ends. LOOKING: when it goes on without */
@@ -151,7 +140,6 @@ struct core_options {
 	uint64_t run_bytes;	   /* most bytes of a request; 0: see host_run_bytes() */
 	unsigned changed_ms;	   /* how long a mirror that has changed is not asked */
 	unsigned unhealthy_ms;	   /* how long other mirrors are preferred to one that fails */
-	unsigned hedge_ms;  /* how late a first byte makes a second request; 0: see hedge.c */
 	unsigned silent_ms; /* how long requests may be silent; 0: see run.c */
 };
 
@@ -166,8 +154,6 @@ struct fetch_counts {
 	uint64_t units_stored, store_failures, store_drops;
 	uint64_t attempts, retries, wrong_digests;
 	uint64_t whole_answers; /* to requests for a range */
-	uint64_t hedges,
-		hedges_won; /* second requests, part of `attempts`; those that were first */
 	uint64_t failures[FETCH_WRONG + 1]; /* by enum fetch_failure */
 	uint64_t local_failures; /* failures that are no mirror's: of the map's file, or memory */
 	/* The current state. */
@@ -227,7 +213,6 @@ struct core {
 	unsigned busy;	       /* units with something in progress */
 	unsigned prefetching;  /* how many of them no reader has asked for */
 	uint64_t asked_bytes;  /* of units that are ASKED */
-	unsigned hedge_credit; /* what may be spent on second requests; see hedge.c */
 	struct link paused;    /* runs that wait for memory */
 	struct link kept;      /* right, not in the cache; in memory until that is needed */
 	struct link unstored;  /* right, and to be put in the cache: the oldest first */
@@ -332,12 +317,6 @@ bool mirror_has_other(const struct unit *unit, const struct mirror *mirror, uint
  * cache.
  */
 bool mirrors_go_on(const struct unit *unit, unsigned tries, uint64_t now_ns);
-/*
- * Another mirror that can be asked for the unit at once, beside the request to that one, and is
- * well; NULL: none. It is no origin behind caches: if that is what makes them slow, it must not be
- * asked by all.
- */
-struct mirror *mirror_beside(struct unit *unit, const struct mirror *mirror, uint64_t now_ns);
 /* Has all units choose again that wait for a host, because it is worse than it was. */
 void units_choose_again(struct core *core, struct host *host);
 
@@ -349,8 +328,6 @@ void unit_choose(struct unit *unit, bool first);
 void unit_begin(struct unit *unit);
 /* Has all mirrors asked again. */
 void unit_forget_attempts(struct unit *unit);
-/* Notes what a failed run says of its mirror and host, and charges one of its units with it. */
-void attempt_note(struct run *run, struct unit *unit);
 /*
  * Counts wrong content from that mirror, or blames a node of its ring (see run_suspect()). Returns
  * whether the mirror is to be asked again, without that node.
@@ -362,15 +339,6 @@ void unit_refuse(struct unit *unit);
 void unit_accept(struct unit *unit);
 /* The name that statistics and the log use. */
 const char *fetch_failure_name(enum fetch_failure failure);
-
-/* hedge.c */
-
-/* To be called when a reader waits for a unit of the run. */
-void hedge_watch(struct run *run, uint64_t now_ns);
-/* The mirror by whose hedge that unit may still come; NULL: none. */
-const struct mirror *hedge_mirror(const struct unit *unit);
-/* Ends the hedge of a unit, if it has one, because it is not needed any more. */
-void hedge_end(struct unit *unit);
 
 /* verify.c: has a worker do it where that takes long, and continues when that is done. */
 

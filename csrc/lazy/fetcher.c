@@ -267,7 +267,6 @@ static void set_options(struct fetcher *fetcher, const struct fetcher_options *o
 		.run_bytes = options->run_bytes,
 		.changed_ms = options->changed_ms,
 		.unhealthy_ms = options->unhealthy_ms,
-		.hedge_ms = options->hedge_ms,
 		.silent_ms = options->silent_ms,
 	};
 }

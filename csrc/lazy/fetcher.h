@@ -31,8 +31,6 @@ struct fetcher_options {
 	unsigned changed_ms;	   /* how long a mirror that has changed is not asked; 0: 60000 */
 	/* how long other mirrors are preferred to one that fails; 0: 30000 */
 	unsigned unhealthy_ms;
-	/* how late a first byte makes a second request; 0: as hosts usually take */
-	unsigned hedge_ms;
 	/*
 	 * how long a request may be silent that nobody waits for, or that another place may have
 	 * instead; 0: as hosts usually take, and 5000 at most

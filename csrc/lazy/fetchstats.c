@@ -145,8 +145,6 @@ json_t *fetchstats_json(struct core *core)
 		{ "attempts", &counts->attempts },
 		{ "retries", &counts->retries },
 		{ "whole_answers", &counts->whole_answers },
-		{ "hedges", &counts->hedges },
-		{ "hedges_won", &counts->hedges_won },
 		{ "units_fetched", &counts->units_fetched },
 		{ "bytes_fetched", &counts->bytes_fetched },
 		{ "coded_bytes_fetched", &counts->coded_bytes_fetched },

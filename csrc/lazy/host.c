@@ -162,17 +162,10 @@ void host_gave(struct host *host, uint32_t bytes)
 	if (host->open_until_ns)
 		event_log_host("breaker_closed", host->name, "it answers again");
 	host->in_a_row = 0;
-	host->overtaken = 0;
+	host->silent = false;
 	host->open_until_ns = 0;
 	host->opened = 0;
 	relaxed_store(&host->is_open, 0);
-}
-
-void host_is_silent(struct host *host, uint64_t now_ns)
-{
-	if (host->overtaken < UNHEALTHY_FAILURES)
-		host->overtaken = UNHEALTHY_FAILURES;
-	host->overtaken_ns = now_ns;
 }
 
 unsigned host_without(const struct host *host, uint64_t now_ns)

@@ -46,18 +46,12 @@ struct host {
 	unsigned opened;	   /* how often it has opened since it was last closed */
 	bool probing;		   /* one fetch is probing the host */
 	uint64_t answered_ns;	   /* when a fetch has last succeeded */
-	/*
-	 * Requests that others have overtaken since it has last answered, see hedge.c; as many as
-	 * make it unhealthy: it is a cache that was silent.
-	 */
-	unsigned overtaken;
-	uint64_t overtaken_ns; /* when that was last so */
+	bool silent; /* a cache that has answered nobody for as long as one may take, nor since */
 
 	/* Of its ring, if it is a cache: whose stored bytes were wrong; see host_leave_out(). 0: none */
 	unsigned left_out;
 	uint64_t left_out_until_ns;
 
-	struct histogram first_byte; /* how long requests took up to that */
 	/* What requests have taken, smoothed: up to the first byte, and of all bytes. 0: none yet. */
 	uint64_t rtt_ns, bytes_per_s;
 	unsigned cuts; /* how often runs are halved, because such were cut */
@@ -98,8 +92,6 @@ void host_begin(struct host *host, uint64_t now_ns);
 bool host_failed(struct host *host, uint64_t now_ns);
 /* The fetch ended otherwise. */
 void host_ended(struct host *host);
-/* It was asked, and has answered nobody for as long as a cache may take. */
-void host_is_silent(struct host *host, uint64_t now_ns);
 /*
  * A cache has delivered wrong bytes, which that node of its ring had stored, as it says. Returns
  * whether it can be asked again, without that node: not if another one is left out already, or it

@@ -336,7 +336,6 @@ void run_is_demanded(struct unit *unit)
 		run->mirror->host->prefetching--;
 	run->demanded = true;
 	split(run, clock_now_ns());
-	hedge_watch(run, clock_now_ns());
 }
 
 /* What arrives. */
@@ -445,7 +444,7 @@ static void take_digest(struct run *run, struct unit *unit)
 	run->hashed = 0;
 }
 
-void run_identify(const struct run *run, struct unit *unit)
+static void identify(const struct run *run, struct unit *unit)
 {
 	const struct mirror *mirror = run->mirror;
 
@@ -469,33 +468,6 @@ unsigned run_suspect(const struct run *run)
 	return run->node;
 }
 
-void run_lose(struct unit *unit)
-{
-	struct run *run = unit->run;
-	struct host *host = run->mirror->host;
-	unsigned index = run->next;
-
-	if (host && !run->progress && host->answered_ns < run->began_ns) {
-		host->overtaken_ns = clock_now_ns();
-		if (!host->overtaken++)
-			units_choose_again(run->core, host);
-	}
-	while (run->units[index] != unit)
-		index++;
-	if (index == run->next && !run->lost) {
-		run->lost = unit->data;
-		run->lost_bytes = unit->reserved ? unit->length : 0;
-		unit->data = NULL;
-		unit->reserved = false;
-	}
-	leave_from(run, index);
-	if (run->next < run->count)
-		return;
-	timer_clear(&run->timer);
-	list_remove(&run->paused);
-	completion_put(run->core, &run->news);
-}
-
 /* A unit is whole, and has no part in the run any more. */
 static void leave(struct run *run)
 {
@@ -510,7 +482,7 @@ static void leave(struct run *run)
 	unit->tries[mirror->index]++;
 	unit->check = (struct unit_check){};
 	take_digest(run, unit);
-	run_identify(run, unit);
+	identify(run, unit);
 	relaxed_add(&counts->units_fetched, 1);
 	relaxed_add(&counts->bytes_fetched, unit->length);
 	if (mirror->host) {
@@ -530,9 +502,6 @@ static void take(struct run *run, size_t bytes)
 	run->last_ns = clock_now_ns();
 	if (!run->arrived_bytes) {
 		run->first_ns = run->last_ns;
-		if (run->mirror->host)
-			histogram_add(&run->mirror->host->first_byte, run->first_ns - run->began_ns,
-				      1);
 	}
 	run->arrived_bytes += bytes;
 	while (bytes && run->next < run->count) {
@@ -577,7 +546,6 @@ static void over(struct run *run)
 {
 	run->is_over = true;
 	timer_clear(&run->timer);
-	timer_clear(&run->hedge_timer);
 	list_remove(&run->paused);
 	completion_put(run->core, &run->news);
 }
@@ -638,9 +606,6 @@ static void take_news(struct core *core, struct completion *completion)
 		else
 			unit_want(unit, true);
 	}
-	list_remove(&run->hedge_news.link);
-	relaxed_add(&core->counts.buffer_bytes, -(uint64_t)run->lost_bytes);
-	free(run->lost);
 	EVP_MD_CTX_free(run->hash);
 	free(run->identity);
 	if (run->units != &run->only)
@@ -748,7 +713,6 @@ void run_begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns)
 		return;
 	}
 	mirror->recent_ns = now_ns;
-	core->hedge_credit += core->hedge_credit < HEDGE_CREDIT_MAX;
 	relaxed_add(&counts->attempts, 1);
 	if (unit->rounds)
 		relaxed_add(&counts->retries, 1);
@@ -773,8 +737,6 @@ void run_begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns)
 		mirror->host->prefetching += !run->demanded;
 	watch(run, now_ns);
 	run->deadline_ns = run->count > 1 ? now_ns + RUN_MAX_S * NS_PER_S : run->until_ns;
-	if (unit_reader(unit))
-		hedge_watch(run, now_ns);
 	unit_expect(unit);
 	mirror->ops->start(run);
 }

@@ -115,7 +115,6 @@ struct run {
 	bool slow;	/* it is given up, though its cache answers others */
 	bool ours;	/* it has failed in this machine, and says nothing of its host */
 	bool forgiven;	/* it was wrong, and a node of its ring is blamed for that */
-	bool overtaken; /* it is given up, because hedges have overtaken its host */
 	bool silent;	/* it is given up, because its cache has answered nobody since it began */
 	bool yields; /* it has ended through nobody's fault: for want of memory, of a length, or */
 		     /* of what another run should have got */
@@ -126,11 +125,6 @@ struct run {
 	struct timer timer; /* what is checked then: silence, or a deadline */
 	unsigned progress_seen;
 	uint64_t watched_ns;	  /* since when its silence has been measured */
-	struct timer hedge_timer; /* its first byte is late then; see hedge.c */
-	struct completion hedge_news;
-	/* The memory of a unit that a hedge has got sooner; the kind may be writing to it. */
-	uint8_t *lost;
-	uint32_t lost_bytes; /* as far as they count */
 	struct link paused;  /* in core->paused: it waits for memory */
 	struct completion news;
 };
@@ -154,10 +148,6 @@ void run_is_demanded(struct unit *unit);
 void run_joined(struct unit *unit, uint64_t deadline_ns);
 /* To be called when nobody wants that unit of it any more. */
 void run_trim(struct run *run);
-/* A hedge has got that unit of it sooner. Nobody is charged with that. */
-void run_lose(struct unit *unit);
-/* Says which identity the unit has that has come with it. */
-void run_identify(const struct run *run, struct unit *unit);
 /*
  * The node of a ring of caches that may have had other bytes than the cache that was asked, for the
  * unit that arrives; RING_NODE_UNKNOWN: one of them. 0: it is the cache's own fault if they are wrong.

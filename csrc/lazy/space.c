@@ -141,7 +141,6 @@ static int open_parts(struct space *space, struct error *error)
 	/* The variables are for measuring, and for tests. */
 	struct fetcher_options fetcher_options = {
 		.run_bytes = number_in("BTRFS_UBLK_RUN_BYTES"),
-		.hedge_ms = (unsigned)number_in("BTRFS_UBLK_HEDGE_MS"),
 		.silent_ms = (unsigned)number_in("BTRFS_UBLK_SILENT_MS"),
 	};
 	int err = use_process(&fetcher_options.spawns, error);

@@ -62,15 +62,12 @@ void unit_set(struct unit *unit, enum unit_state state)
 	relaxed_add(&core->counts.units_queued, (uint64_t)queued);
 	if (!is_busy(state))
 		unit_let_go(unit);
-	if (state == UNIT_LOOKING || state == UNIT_CHECKING || state == UNIT_RIGHT)
-		hedge_end(unit);
 }
 
 void unit_let_go(struct unit *unit)
 {
 	if (!list_is_empty(&unit->subscriptions))
 		return;
-	hedge_end(unit);
 	if (!link_is_in_list(&unit->in_unused))
 		list_append(&unit->core->unused, &unit->in_unused);
 }
@@ -492,7 +489,6 @@ void core_stop(struct core *core)
 			struct unit *unit = container_of(link, struct unit, in_bucket);
 
 			subscription_end(&unit->ahead);
-			hedge_end(unit);
 			if (unit->state == UNIT_FETCHING && unit->run)
 				run_cancel(unit->run);
 		}

@@ -19,7 +19,7 @@
  *
  * At the end of input, reads are given up (-5), and all memory is freed. Arguments are options for
  * the fetcher: workers=N transfers=N buffer=BYTES run=BYTES changed=MS unhealthy=MS
- * hedge=MS silent=MS; and process=PROGRAM, which servers are then asked by.
+ * silent=MS; and process=PROGRAM, which servers are then asked by.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -278,7 +278,6 @@ static int parse_option(const char *text, struct fetcher_options *options)
 	    sscanf(text, "transfers=%u", &options->max_transfers) == 1 ||
 	    sscanf(text, "changed=%u", &options->changed_ms) == 1 ||
 	    sscanf(text, "unhealthy=%u", &options->unhealthy_ms) == 1 ||
-	    sscanf(text, "hedge=%u", &options->hedge_ms) == 1 ||
 	    sscanf(text, "silent=%u", &options->silent_ms) == 1)
 		return 0;
 	if (sscanf(text, "run=%llu", &bytes) == 1) {

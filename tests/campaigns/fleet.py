@@ -63,7 +63,7 @@ DEADLINE_S = 30
 _PIECE = 32 << 10
 _HEAD = (
     "case                        hosts  ready s  worst s  origin  EIO  wrong"
-    "  second/all  CPU s: hosts    nodes   origin  load"
+    "   asked  CPU s: hosts    nodes   origin  load"
 )
 _NEVER_VALID_S = -600.0
 
@@ -155,9 +155,8 @@ class Row:
     origin_times: float
     failed: int
     wrong: int
-    #: Requests of hosts, and those of them that were second ones.
+    #: Requests of hosts.
     attempts: int
-    hedges: int
     cpu: Cpu
     #: When it began: of the machine, over one minute.
     load: float
@@ -318,7 +317,6 @@ def measure(
         sum(reader.failed for reader in readers),
         sum(reader.wrong for reader in readers),
         sum(reader.stats.get("attempts", 0) for reader in readers),
-        sum(reader.stats.get("hedges", 0) for reader in readers),
         Cpu.now(nodes).since(cpu_before),
         round(load, 1),
     )
@@ -481,7 +479,7 @@ def command(
                 continue
             cells = f"{row.ready_s:7.2f}  {row.worst_read_s:7.2f}"
             cells += f"  {row.origin_times:5.2f}x  {row.failed:3}  {row.wrong:5}"
-            cells += f"  {row.hedges:4}/{row.attempts:<5}"
+            cells += f"  {row.attempts:5}"
             click.echo(
                 f"{row.case:27} {row.hosts:5}  {cells}  {row.cpu.text()}  {row.load}"
             )

@@ -393,7 +393,6 @@ def start_engine(
                 env={
                     "BTRFS_UBLK_FETCH": str(build / "csrc/tools/btrfs-ublk-fetch"),
                     # Tests count requests, and the machine may be busy.
-                    "BTRFS_UBLK_HEDGE_MS": "60000",
                     **os.environ,
                     **SANITIZER_ENVIRONMENT,
                     **(environment or {}),

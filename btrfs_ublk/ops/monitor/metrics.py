@@ -37,8 +37,6 @@ _FETCHER_COUNTERS = (
     ("deadlines_missed", "lazy_deadlines_missed", "Reads that took too long"),
     ("attempts", "fetch_attempts", "Requests to mirrors"),
     ("retries", "fetch_retries", "Requests after the first one for a unit"),
-    ("hedges", "fetch_hedges", "Second requests beside one that was late"),
-    ("hedges_won", "fetch_hedges_won", "Of those, requests that were first"),
     ("units_fetched", "fetched_units", "Units that came from mirrors"),
     ("bytes_fetched", "fetched_bytes", "Bytes that came from mirrors"),
     (

@@ -15,8 +15,7 @@ TURNS = 100_000
 
 def run(build: Path, *arguments: str | Path) -> list[int]:
     """Return how many subscriptions were served, failed, and were ended; the units of
-    the longest run, how many runs have waited for memory; hedges, and those that were
-    first."""
+    the longest run, and how many runs have waited for memory."""
     result = subprocess.run(
         [build / "csrc/tests/core-shell", *arguments],
         stdout=subprocess.PIPE,
@@ -41,8 +40,7 @@ def test_random_ends_leave_nothing_behind(
     cache = [tmp_path / "cache"] if cached else []
     words = [str(seed + 1), str(TURNS), str(units)]
     found = run(sanitized_build, *words, *cache)
-    delivered, failed, ended, longest, resumed, hedges, won = found
+    delivered, failed, ended, longest, resumed = found
     assert delivered and failed and ended
-    assert cached or hedges > won > 0
     assert longest == units or 4 < longest < units
     assert bool(resumed) == (units > 1)

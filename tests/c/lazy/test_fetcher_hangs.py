@@ -277,7 +277,7 @@ def test_one_attempt_does_not_take_all_the_time(
     with (
         hanging_origin() as (origin, server),
         scripted_server(ranged) as other,
-        fetch_shell(sanitized_build, "hedge=60000", log=tmp_path / "log") as shell,
+        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
     ):
         keys = {"kind": "http", "proxy": "none"}
         mirrors = [

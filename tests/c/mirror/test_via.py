@@ -99,9 +99,7 @@ def made_site(build: Path, log: Path, count: int) -> Iterator[Site]:
     with ExitStack() as stack:
         origin = stack.enter_context(scripted_server(good))
         caches = [stack.enter_context(scripted_server(good)) for _ in range(count)]
-        # Without second requests, which test_hedging.py has: these tests count.
-        option = "hedge=60000"
-        shell = stack.enter_context(fetch_shell(build, option, log=log))
+        shell = stack.enter_context(fetch_shell(build, log=log))
         yield Site(shell, origin, caches)
 
 

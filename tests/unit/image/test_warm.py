@@ -36,7 +36,6 @@ from btrfs_ublk.testing.registry import REGISTRY, loopback_registry
 #: 12.5 MiB: hosts choose a cache for each 4 MiB.
 UNITS = 200
 HOSTS = 4
-NOT_AT_ONCE = "hedge=60000"
 
 
 @dataclass
@@ -121,7 +120,7 @@ def read_as_hosts(
         with open_repository(origin.name, access) as repository:
             repository.download(origin.manifest.pack, tmp_path / f"pack{number}")
         log = tmp_path / f"log{number}"
-        with fetch_shell(build, NOT_AT_ONCE, log=log) as shell:
+        with fetch_shell(build, log=log) as shell:
             source = shell.add(
                 {"size": len(origin.data), "unit": UNIT, "mirrors": [mirror]}
             )
