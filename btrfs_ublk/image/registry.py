@@ -7,7 +7,6 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
@@ -44,7 +43,6 @@ from btrfs_ublk.image.repository import (
     no_progress,
     read_rest,
 )
-from btrfs_ublk.image.ring import WITHOUT_HEADER, mend
 from btrfs_ublk.kernel.new_file import new_file
 
 #: What a broken upload loses at most.
@@ -221,8 +219,7 @@ class RegistryRepository(Repository):
                     found.update(part)
                 if f"sha256:{found.hexdigest()}" != one.digest:
                     log.warning("%s: cache %s has wrong bytes", self.place, cache)
-                    file.flush()
-                    self.mend(cache, one, new.fileno())
+                    raise requests.HTTPError("wrong bytes")
         except requests.RequestException as error:
             log.info("%s: cache %s: %s", self.place, cache, reason_of(error))
             return False
@@ -258,28 +255,13 @@ class RegistryRepository(Repository):
         where = self._path(f"blobs/{one.digest}")
         return self._connection.url(where), self._connection.caches(where)
 
-    def mend(self, cache: str, one: Descriptor, fd: int) -> int:
-        """Replace what a cache has sent of a blob, as its node that has stored wrong
-        bytes can be left out. Returns the number of that, 0 for none. Raises
-        requests.RequestException if the blob stays wrong."""
-        node = mend(partial(self.range_of_cache, cache, one), one, fd)
-        if node:
-            log.warning(
-                "%s: node %d of the ring of cache %s has wrong bytes, and is left out",
-                *(self.place, node, cache),
-            )
-        return node
-
     def range_of_cache(
-        self, cache: str, one: Descriptor, start: int, end: int, without: int = 0
+        self, cache: str, one: Descriptor, start: int, end: int
     ) -> tuple[bytes, Mapping[str, str]]:
-        """Get a range of a blob from a cache, ``without`` a node of its ring (0: with
-        all), unverified, and the answer's headers. Raises requests.RequestException.
-        Several threads may do so."""
+        """Get a range of a blob from a cache, unverified, and the answer's headers.
+        Raises requests.RequestException. Several threads may do so."""
         where = self._path(f"blobs/{one.digest}")
         asked = {"Range": f"bytes={start}-{end - 1}"}
-        if without:
-            asked[WITHOUT_HEADER] = str(without)
         with self._connection.ask_cache(cache, where, asked) as response:
             if response.status_code != 206:
                 raise requests.HTTPError(f"HTTP {response.status_code}")

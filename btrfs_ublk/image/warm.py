@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import requests
 
-from btrfs_ublk.base.hosts import HITS, cache_status
+from btrfs_ublk.base.hosts import HITS, SLICE_HEADER, cache_status
 from btrfs_ublk.base.log import log
 from btrfs_ublk.content.digests import DIGEST_BYTES, Digests
 from btrfs_ublk.content.trace import Trace
@@ -29,7 +29,6 @@ from btrfs_ublk.image.pack import PackHeader, check_data, read_digests
 from btrfs_ublk.image.pull import look_up
 from btrfs_ublk.image.reference import Reference
 from btrfs_ublk.image.registry import RegistryRepository
-from btrfs_ublk.image.ring import is_right, node_of, slice_bytes_of
 
 #: Requests that are under way at once.
 _PARALLEL = 8
@@ -39,13 +38,10 @@ _ROUNDS, _PAUSE_S = 2, 1.0
 #: Hosts choose a cache for that much of an object (csrc/lazy/choice.c).
 _CHOSEN_BYTES = 4 << 20
 _DEFAULT_SLICE_BYTES = 256 << 10
+_SLICE_BYTES = range(4 << 10, (16 << 20) + 1)
 _MASK = (1 << 64) - 1
 
 Progress = Callable[[int], object]
-
-
-class _WrongError(Exception):
-    """A cache has sent other bytes than those of the image."""
 
 
 @dataclass
@@ -211,14 +207,12 @@ def _cut(one: Descriptor, step: int) -> Iterator[_Part]:
 
 @dataclass
 class _Warming:
-    """``slice_bytes`` are those of the caches, as soon as one has told; ``left_out``
-    are nodes that have wrong bytes, by the caches that have named them."""
+    """``slice_bytes`` are those of the caches, as soon as one has told."""
 
     repository: RegistryRepository
     report: WarmReport
     progress: Progress
     slice_bytes: int = _DEFAULT_SLICE_BYTES
-    left_out: dict[str, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def get_pack(self, one: Descriptor, path: Path) -> None:
@@ -235,24 +229,13 @@ class _Warming:
             take(first)
             rest = (x for x in _cut(one, self.slice_bytes) if x.end > first.end)
             _at_once(take, rest)
-            fd = file.fileno()
-            if is_right(one, fd) or any(
-                self._mend(cache, one, fd) for cache in caches[:_ASKED]
-            ):
-                return
+        with open(path, "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if f"sha256:{found}" != one.digest:
             raise InvalidImageError(
                 f"the caches have wrong bytes of the metadata pack {one.digest}",
                 hint="remove what they have stored, and restart them",
             )
-
-    def _mend(self, cache: str, one: Descriptor, fd: int) -> bool:
-        try:
-            if node := self.repository.mend(cache, one, fd):
-                self.left_out[cache] = node
-        except requests.RequestException as error:
-            log.info("cache %s: %s", cache, error)
-            return False
-        return True
 
     def get_data(self, parts: Iterable[_Part], digests: Digests | None) -> None:
         """Get the parts, and compare them with the digests of units, if there are."""
@@ -277,14 +260,14 @@ class _Warming:
                 time.sleep(_PAUSE_S)
             cache = caches[number % len(caches)]
             try:
-                data, headers = self._ask(cache, part, digests)
-            except _WrongError:
-                why = f"{cache} has wrong bytes"
+                data, headers = self.repository.range_of_cache(cache, one, start, end)
             except (requests.RequestException, OSError) as error:
                 why = f"{cache}: {reason_of(error)}"
             else:
-                self._count(len(data), headers)
-                return data
+                if digests is None or _is_right(data, start, digests):
+                    self._count(len(data), headers)
+                    return data
+                why = f"{cache} has wrong bytes"
             log.info("bytes %d to %d of %s: %s", start, end - 1, one.digest, why)
         raise BtrfsUblkError(
             f"cannot get bytes {start} to {end - 1} of {one.digest} by a cache: {why}",
@@ -292,31 +275,10 @@ class _Warming:
             "was got is there when this is tried again",
         )
 
-    def _ask(
-        self, cache: str, part: _Part, digests: Digests | None
-    ) -> tuple[bytes, Mapping[str, str]]:
-        """Get a part from a cache. What a node of its ring has wrong is got without
-        that node, of which each cache may name one."""
-        one, start, end, _ = part
-        without = self.left_out.get(cache, 0)
-        found = self.repository.range_of_cache(cache, one, start, end, without)
-        if digests is None or _is_right(found[0], start, digests):
-            return found
-        node = node_of(found[1], start, end)
-        if without or not node:
-            raise _WrongError
-        with self._lock:
-            if cache not in self.left_out:
-                log.warning("node %d of the ring of %s has wrong bytes", node, cache)
-                self.left_out[cache] = node
-        if self.left_out[cache] != node:
-            raise _WrongError
-        return self._ask(cache, part, digests)
-
     def _count(self, count: int, headers: Mapping[str, str]) -> None:
         status = cache_status(headers)
         with self._lock:
-            self.slice_bytes = slice_bytes_of(headers) or self.slice_bytes
+            self.slice_bytes = _slice_bytes(headers) or self.slice_bytes
             self.report.requests += 1
             self.report.asked_bytes += count
             if status is not None:
@@ -347,6 +309,13 @@ def _at_once(take: Callable[[_Part], None], parts: Iterable[_Part]) -> None:
                 each.result()
         finally:
             over.set()
+
+
+def _slice_bytes(headers: Mapping[str, str]) -> int:
+    """Return how large the slices of a front are; 0: it does not say."""
+    text = headers.get(SLICE_HEADER, "")
+    number = int(text) if text.isdecimal() and len(text) < 10 else 0
+    return number if number in _SLICE_BYTES else 0
 
 
 def _is_right(data: bytes, start: int, digests: Digests) -> bool:

@@ -62,7 +62,6 @@ void unit_forget_attempts(struct unit *unit)
 	memset(unit->tries, 0, sizeof(unit->tries));
 	memset(unit->wrong, 0, sizeof(unit->wrong));
 	unit->rounds = 0;
-	unit->forgiven = 0;
 	unit->waited = false;
 	unit->later_ns = 0;
 }
@@ -75,18 +74,12 @@ static void give_up(struct unit *unit, uint64_t now_ns, const char *why)
 		unit_rest(unit, now_ns + BACK_OFF_LAST_MS * NS_PER_MS);
 }
 
-/*
- * Whether a failed unit is tried again: as often as its readers' time allows, or a prefetch. What
- * was forgiven does not count, so that a prefetch gets past two caches to their origin;
- * WRONG_ANSWERS_MAX ends that.
- */
+/* Whether a failed unit is tried again: as often as its readers' time allows, or a prefetch. */
 static bool is_tried_again(const struct unit *unit)
 {
-	unsigned rounds = unit->rounds - unit->forgiven;
-
 	for (struct link *link = unit->subscriptions.next; link != &unit->subscriptions;
 	     link = link->next) {
-		if (container_of(link, struct subscription, link)->ops->rounds > rounds)
+		if (container_of(link, struct subscription, link)->ops->rounds > unit->rounds)
 			return true;
 	}
 	return false;
@@ -192,27 +185,6 @@ static void retry(struct unit *unit)
 		at_ns += back_off_ns(unit);
 	unit->rounds++;
 	unit_rest(unit, at_ns);
-}
-
-/* The same at once, and of the same place: alone, and perhaps without a node of its ring. */
-static void ask_again(struct unit *unit)
-{
-	if (!is_tried_again(unit)) {
-		unit_fail(unit, -EIO);
-		return;
-	}
-	unit->forgiven++;
-	unit->rounds++;
-	unit_want(unit, true);
-}
-
-/* Whether a node of the mirror's ring is left out, so that it is no fault of the mirror. */
-static bool leave_out(const struct mirror *mirror, unsigned suspect)
-{
-	if (!suspect || !mirror->host)
-		return false;
-	return suspect == RING_NODE_UNKNOWN ||
-	       host_leave_out(mirror->host, suspect, clock_now_ns());
 }
 
 /* Has the units that wait for it choose again, where it is worse than it was. */
@@ -348,8 +320,7 @@ static void note_failure(const struct run *run, const struct unit *unit)
 	case FETCH_DENIED:
 	case FETCH_GONE:
 	case FETCH_WRONG:
-		if (!run->forgiven)
-			count_bad(unit, mirror);
+		count_bad(unit, mirror);
 		break;
 	}
 }
@@ -360,7 +331,7 @@ static void remember(const struct run *run, struct unit *unit)
 	unsigned index = run->mirror->index;
 
 	unit->cut |= run->cut;
-	if (run->slow && run->mirror->via)
+	if (run->mirror->via && (run->slow || run->result == -EBADMSG))
 		leave_caches(unit);
 	if (run->failure == FETCH_WRONG)
 		count_wrong(unit, run->mirror);
@@ -376,10 +347,6 @@ static void charge(const struct run *run, struct unit *unit)
 {
 	unit->run = NULL;
 	remember(run, unit);
-	if (run->forgiven) {
-		ask_again(unit);
-		return;
-	}
 	unit->tries[run->mirror->index]++;
 	retry(unit);
 }
@@ -388,13 +355,6 @@ static void log_failure(const struct run *run, const struct unit *unit)
 {
 	log_unit(unit, "fetch_failed", run->mirror, fetch_failure_name(run->failure),
 		 *run->error.text ? run->error.text : strerror(-run->result));
-}
-
-/* What cannot be decoded is found wrong before its digest is. */
-static void forgive_undecodable(struct run *run)
-{
-	run->forgiven = run->failure == FETCH_WRONG && run->result == -EBADMSG &&
-			leave_out(run->mirror, run_suspect(run));
 }
 
 /*
@@ -431,7 +391,6 @@ void attempt_failed(struct run *run)
 
 	if (is_between_slices(run))
 		run->failure = FETCH_LATER;
-	forgive_undecodable(run);
 	if (run->failure != FETCH_LATER)
 		log_failure(run, unit);
 	note_failure(run, unit);
@@ -458,23 +417,17 @@ static void drop_identity(struct unit *unit)
 	unit->identity = NULL;
 }
 
-bool unit_count_wrong(struct unit *unit, struct mirror *mirror, unsigned suspect)
+static void refuse_bytes(struct unit *unit)
 {
-	char text[80] = "wrong content (SHA-256)";
-	bool again = leave_out(mirror, suspect);
+	struct mirror *mirror = unit->mirror;
 
 	relaxed_add(&unit->core->counts.wrong_digests, 1);
-	/* NB: it counts for this unit in any case, so that there is an end. */
 	count_wrong(unit, mirror);
-	if (!again)
-		count_bad(unit, mirror);
-	else if (unit->tries[mirror->index])
-		unit->tries[mirror->index]--;
-	if (suspect && suspect <= RING_NODES_MAX)
-		snprintf(text, sizeof(text), "wrong content (SHA-256) of node %u of its ring",
-			 suspect);
-	log_unit(unit, "wrong_digest", mirror, NULL, text);
-	return again;
+	count_bad(unit, mirror);
+	/* What one node of a ring has stored wrong, each of its fronts passes on. */
+	if (mirror->via)
+		leave_caches(unit);
+	log_unit(unit, "wrong_digest", mirror, NULL, "wrong content (SHA-256)");
 }
 
 void unit_refuse(struct unit *unit)
@@ -482,11 +435,10 @@ void unit_refuse(struct unit *unit)
 	struct mirror *mirror = unit->mirror;
 	struct fetch_counts *counts = &unit->core->counts;
 	int err = unit->check.err;
-	bool again = false;
 
 	drop_identity(unit);
 	if (err == -EBADMSG) {
-		again = unit_count_wrong(unit, mirror, unit->suspect);
+		refuse_bytes(unit);
 	} else if (err == -ESTALE) {
 		relaxed_add(&counts->failures[FETCH_CHANGED], 1);
 		set_changed(unit, mirror, "another one was pinned at the same time");
@@ -502,10 +454,7 @@ void unit_refuse(struct unit *unit)
 			return;
 		}
 	}
-	if (again)
-		ask_again(unit);
-	else
-		retry(unit);
+	retry(unit);
 }
 
 void unit_accept(struct unit *unit)

@@ -357,9 +357,6 @@ static void decoded(struct pool_job *job)
 	struct run *run = coded->run;
 
 	run->result = coded->err;
-	/* Others may have had the bytes that it shares. */
-	if (run->node && (coded->from || coded->until != coded->range.length))
-		run->node = RING_NODE_UNKNOWN;
 	if (!coded->err) {
 		give(coded);
 		return;

@@ -121,11 +121,8 @@ struct unit {
 	char *identity;	       /* of that one's object: to be pinned with this content; or NULL */
 	struct timer timer;    /* RESTING: when it ends. LOOKING: when it goes on without */
 	uint64_t began_ns;     /* the last attempt */
-	unsigned suspect;      /* see run_suspect() */
 	uint64_t later_ns;     /* when a cache has first said that it will have it later; 0: none */
 	unsigned rounds;
-	/* Of these: a node of a ring was left out, and the same place asked again. */
-	unsigned forgiven;
 	bool cut;     /* an attempt got no complete response; see struct run */
 	bool waited;  /* it has waited once for an open breaker */
 	uint32_t out; /* bit set: mirrors that this unit does not ask again */
@@ -140,7 +137,7 @@ struct core_options {
 	uint64_t run_bytes;	   /* most bytes of a request; 0: see host_run_bytes() */
 	unsigned changed_ms;	   /* how long a mirror that has changed is not asked */
 	unsigned unhealthy_ms;	   /* how long other mirrors are preferred to one that fails */
-	unsigned silent_ms; /* how long requests may be silent; 0: see run.c */
+	unsigned silent_ms;	   /* how long requests may be silent; 0: see run.c */
 };
 
 /* See base/relaxed.h. */
@@ -153,7 +150,7 @@ struct fetch_counts {
 	/* Put in the cache; not put in, because of an error; because the cache was too slow. */
 	uint64_t units_stored, store_failures, store_drops;
 	uint64_t attempts, retries, wrong_digests;
-	uint64_t whole_answers; /* to requests for a range */
+	uint64_t whole_answers;		    /* to requests for a range */
 	uint64_t failures[FETCH_WRONG + 1]; /* by enum fetch_failure */
 	uint64_t local_failures; /* failures that are no mirror's: of the map's file, or memory */
 	/* The current state. */
@@ -210,12 +207,12 @@ struct core {
 	struct host nowhere;	      /* of mirrors that have no host, and units without a mirror */
 	struct link buckets[UNIT_BUCKETS];
 	unsigned units;
-	unsigned busy;	       /* units with something in progress */
-	unsigned prefetching;  /* how many of them no reader has asked for */
-	uint64_t asked_bytes;  /* of units that are ASKED */
-	struct link paused;    /* runs that wait for memory */
-	struct link kept;      /* right, not in the cache; in memory until that is needed */
-	struct link unstored;  /* right, and to be put in the cache: the oldest first */
+	unsigned busy;	      /* units with something in progress */
+	unsigned prefetching; /* how many of them no reader has asked for */
+	uint64_t asked_bytes; /* of units that are ASKED */
+	struct link paused;   /* runs that wait for memory */
+	struct link kept;     /* right, not in the cache; in memory until that is needed */
+	struct link unstored; /* right, and to be put in the cache: the oldest first */
 	unsigned storing;
 	uint64_t storing_bytes;
 	unsigned look_ups;	 /* jobs; some are of units that have gone on without */
@@ -328,11 +325,6 @@ void unit_choose(struct unit *unit, bool first);
 void unit_begin(struct unit *unit);
 /* Has all mirrors asked again. */
 void unit_forget_attempts(struct unit *unit);
-/*
- * Counts wrong content from that mirror, or blames a node of its ring (see run_suspect()). Returns
- * whether the mirror is to be asked again, without that node.
- */
-bool unit_count_wrong(struct unit *unit, struct mirror *mirror, unsigned suspect);
 /* Handles wrong content; unit->check.err says what is wrong. */
 void unit_refuse(struct unit *unit);
 /* Handles right content. */

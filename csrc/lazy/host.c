@@ -16,7 +16,6 @@ enum {
 	 */
 	OPEN_AFTER_FAILURES = 8,
 	OPEN_AFTER_S = 10,
-	LEFT_OUT_S = 60,  /* a node of a ring */
 	OPEN_FIRST_S = 1, /* doubled each time a probe fails */
 	OPEN_LAST_S = 5,  /* readers wait that long */
 
@@ -166,25 +165,6 @@ void host_gave(struct host *host, uint32_t bytes)
 	host->open_until_ns = 0;
 	host->opened = 0;
 	relaxed_store(&host->is_open, 0);
-}
-
-unsigned host_without(const struct host *host, uint64_t now_ns)
-{
-	return now_ns < host->left_out_until_ns ? host->left_out : 0;
-}
-
-bool host_leave_out(struct host *host, unsigned node, uint64_t now_ns)
-{
-	unsigned before = host_without(host, now_ns);
-
-	if (before)
-		return before == node;
-	host->left_out = node;
-	host->left_out_until_ns = now_ns + LEFT_OUT_S * NS_PER_S;
-	event_log_host("node_wrong", host->name,
-		       "it blames node %u of its ring, which is left out for %d s", node,
-		       LEFT_OUT_S);
-	return true;
 }
 
 void host_measure(struct host *host, uint64_t first_byte_ns, uint64_t all_ns, uint64_t bytes)

@@ -48,10 +48,6 @@ struct host {
 	uint64_t answered_ns;	   /* when a fetch has last succeeded */
 	bool silent; /* a cache that has answered nobody for as long as one may take, nor since */
 
-	/* Of its ring, if it is a cache: whose stored bytes were wrong; see host_leave_out(). 0: none */
-	unsigned left_out;
-	uint64_t left_out_until_ns;
-
 	/* What requests have taken, smoothed: up to the first byte, and of all bytes. 0: none yet. */
 	uint64_t rtt_ns, bytes_per_s;
 	unsigned cuts; /* how often runs are halved, because such were cut */
@@ -92,14 +88,6 @@ void host_begin(struct host *host, uint64_t now_ns);
 bool host_failed(struct host *host, uint64_t now_ns);
 /* The fetch ended otherwise. */
 void host_ended(struct host *host);
-/*
- * A cache has delivered wrong bytes, which that node of its ring had stored, as it says. Returns
- * whether it can be asked again, without that node: not if another one is left out already, or it
- * could blame all of them.
- */
-bool host_leave_out(struct host *host, unsigned node, uint64_t now_ns);
-/* The node that its ring shall leave out; 0: none. */
-unsigned host_without(const struct host *host, uint64_t now_ns);
 /* A unit of so many bytes has come. */
 void host_gave(struct host *host, uint32_t bytes);
 /* All of a request has come: what it took. */

@@ -457,17 +457,6 @@ static void identify(const struct run *run, struct unit *unit)
 	}
 }
 
-unsigned run_suspect(const struct run *run)
-{
-	/* NB: what is wrong without the node that was blamed has another cause. */
-	if (!run->node || run->without)
-		return 0;
-	/* Asked for alone, a unit tells more; but not a second time. */
-	if (run->node == RING_NODE_UNKNOWN && run->asked <= 1 && run->again)
-		return 0;
-	return run->node;
-}
-
 /* A unit is whole, and has no part in the run any more. */
 static void leave(struct run *run)
 {
@@ -475,7 +464,6 @@ static void leave(struct run *run)
 	struct fetch_counts *counts = &run->core->counts;
 	struct mirror *mirror = run->mirror;
 
-	unit->suspect = run_suspect(run);
 	run->next++;
 	run->filled = 0;
 	unit->run = NULL;
@@ -725,8 +713,6 @@ void run_begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns)
 	run->again = unit->rounds || unit->tries[mirror->index];
 	run->began_ns = now_ns;
 	run->news.take = take_news;
-	if (mirror->via)
-		run->without = host_without(mirror->host, now_ns);
 	/* A host that is being probed is asked for one unit. */
 	if (mirror->host)
 		host_begin(mirror->host, now_ns);

@@ -62,7 +62,6 @@ struct run {
 	bool sized;
 	/* A unit of it has failed before, so nothing is taken that was kept. */
 	bool again;
-	unsigned without; /* the node that a ring of caches is asked to leave out; 0: none */
 	/*
 	 * Set by the kind: the request waits for something of this machine, so nobody is late with
 	 * an answer. When it goes out, the kind clears this, and sets `began_ns`.
@@ -92,11 +91,6 @@ struct run {
 	 * is there before the first byte is taken. NULL where the kind has none.
 	 */
 	char *identity;
-	/*
-	 * Of a ring of caches: which had the bytes, before they are taken. RING_NODE_UNKNOWN: that
-	 * is said of some of them only. 0: it is not said.
-	 */
-	unsigned node;
 
 	void *private;		 /* only for the mirror's kind, while the run goes on */
 	struct coded_run *coded; /* only for coded.c */
@@ -112,10 +106,9 @@ struct run {
 	uint32_t hashed;  /* how many */
 	bool demanded;	  /* a reader has waited for one of them */
 	bool is_over;
-	bool slow;	/* it is given up, though its cache answers others */
-	bool ours;	/* it has failed in this machine, and says nothing of its host */
-	bool forgiven;	/* it was wrong, and a node of its ring is blamed for that */
-	bool silent;	/* it is given up, because its cache has answered nobody since it began */
+	bool slow;   /* it is given up, though its cache answers others */
+	bool ours;   /* it has failed in this machine, and says nothing of its host */
+	bool silent; /* it is given up, because its cache has answered nobody since it began */
 	bool yields; /* it has ended through nobody's fault: for want of memory, of a length, or */
 		     /* of what another run should have got */
 	uint64_t first_ns; /* when the first byte was there */
@@ -124,7 +117,7 @@ struct run {
 	uint64_t arrived_bytes;
 	struct timer timer; /* what is checked then: silence, or a deadline */
 	unsigned progress_seen;
-	uint64_t watched_ns;	  /* since when its silence has been measured */
+	uint64_t watched_ns; /* since when its silence has been measured */
 	struct link paused;  /* in core->paused: it waits for memory */
 	struct completion news;
 };
@@ -148,11 +141,6 @@ void run_is_demanded(struct unit *unit);
 void run_joined(struct unit *unit, uint64_t deadline_ns);
 /* To be called when nobody wants that unit of it any more. */
 void run_trim(struct run *run);
-/*
- * The node of a ring of caches that may have had other bytes than the cache that was asked, for the
- * unit that arrives; RING_NODE_UNKNOWN: one of them. 0: it is the cache's own fault if they are wrong.
- */
-unsigned run_suspect(const struct run *run);
 /* When an attempt for that unit at that mirror should have ended. */
 uint64_t attempt_deadline_ns(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns);
 /* Has those go on that have waited for memory. */

@@ -33,9 +33,6 @@ enum {
 	/* of each mirror's caches, those that are asked */
 	MIRROR_CACHES_MAX = 8,
 	SOURCE_PLACES_MAX = 32, /* mirrors, and caches in front of them */
-	/* Of a ring of caches, which are numbered from 1 on. */
-	RING_NODES_MAX = 1024,
-	RING_NODE_UNKNOWN,
 };
 
 struct mirror {

@@ -185,8 +185,7 @@ static void say_message(struct fuzz_input *input)
 	static const uint8_t ops[] = { CHANNEL_IDENTITY, CHANNEL_ARRIVED, CHANNEL_ARRIVED,
 				       CHANNEL_OVER,	 CHANNEL_OVER,	  CHANNEL_ASK_LOGIN,
 				       CHANNEL_ANSWER,	 CHANNEL_EVENT,	  CHANNEL_PONG,
-				       CHANNEL_HELLO,	 CHANNEL_PING,	  CHANNEL_START,
-				       CHANNEL_NODE };
+				       CHANNEL_HELLO,	 CHANNEL_PING,	  CHANNEL_START };
 	uint8_t message[sizeof(struct channel_head) + 8 * sizeof(uint32_t) + RAW_BYTES_MAX];
 	uint8_t *at = message + sizeof(struct channel_head);
 	uint64_t how = fuzz_take(input, 1), counts = fuzz_take(input, 1);

@@ -210,12 +210,9 @@ static void take(struct run *run, size_t bytes)
 static void tell_names(struct task *task)
 {
 	const char *const texts[] = { task->run.identity, NULL };
-	const uint32_t node = task->run.node;
 
 	if (!task->named && !task->told && task->run.identity)
 		channel_add(&channel, CHANNEL_IDENTITY, slot_of(task), NULL, 0, texts);
-	if (!task->named && !task->told && node)
-		channel_add(&channel, CHANNEL_NODE, slot_of(task), &node, sizeof(node), NULL);
 	task->named = true;
 }
 
@@ -359,8 +356,7 @@ static void start_run(unsigned slot, const uint8_t *body, size_t bytes)
 			 .length = start.length,
 			 .deadline_ns = start.deadline_ns,
 			 .fresh = start.fresh,
-			 .sized = start.sized,
-			 .without = start.without },
+			 .sized = start.sized },
 	};
 	if (slot >= highest_task)
 		highest_task = slot + 1;

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 import socket
 import string
 from collections.abc import Sequence
@@ -24,8 +23,6 @@ CACHE_DIRECTORY = "/var/cache/btrfs-ublk-site"
 _FETCHER_HOST = "127.31.30.1"
 #: Of those of nodes with files of their own, as a machine may have several.
 _FETCHER_NETWORK = ipaddress.ip_network("127.30.0.0/16")
-#: Of lists of a ring without some of its nodes. NB: nginx looks up each name in them.
-_MOST_LISTS = 16
 _RESOLV_CONF = Path("/etc/resolv.conf")
 _TRUSTED = "/etc/ssl/certs/ca-certificates.crt"
 
@@ -149,8 +146,6 @@ class SiteCache:
             uses="\n".join(self._uses()),
             zone=self._zone(),
             ring="\n".join(self._ring()),
-            numbers="\n".join(self._numbers()),
-            without="\n".join(self._without()),
             allow="\n".join(f"    allow {each};" for each in self._addresses()),
             front=f"{listen}{node.front_port}{tls}",
             store=f"{listen}{node.store_port}",
@@ -167,50 +162,15 @@ class SiteCache:
         number = crc32(self.this.host.encode()) % (_FETCHER_NETWORK.num_addresses - 2)
         return str(_FETCHER_NETWORK[1 + number])
 
-    def _ring(self, *, without: Sequence[Node] = ()) -> list[str]:
+    def _ring(self) -> list[str]:
         return [
             f"    server {each.host}:{each.store_port} max_fails=1 fail_timeout=10s;"
             for each in self.nodes
-            if each not in without
         ]
 
     def _zone(self) -> str:
         """Return how much memory nginx needs for what it knows of the nodes."""
         return f"{max(256, len(self.nodes))}k"
-
-    def _numbers(self) -> list[str]:
-        """Return rows: the addresses of each store, and the number of its node. A node
-        alone has none, as nobody can do without it."""
-        if len(self.nodes) == 1:
-            return []
-        stores = [
-            (number, f"{_bracketed(address)}:{node.store_port}")
-            for number, node in enumerate(self.nodes, 1)
-            for address in node.addresses()
-        ]
-        return [f'    "~(^|[ ,]){re.escape(at)}$" {number};' for number, at in stores]
-
-    def _without(self) -> list[str]:
-        """Return the ring without each node, and which of them hosts have asked for. In
-        a large ring, some nodes share a list that has none of them."""
-        count = len(self.nodes) if len(self.nodes) > 1 else 0
-        lists = min(count, _MOST_LISTS)
-        lines = []
-        for number in range(1, lists + 1):
-            lines += [
-                f"upstream btrfs_ublk_ring_{number} {{",
-                f"    zone btrfs_ublk_ring_{number} {self._zone()};",
-                "    hash $http_host$uri$slice_range consistent;",
-                *self._ring(without=self.nodes[number - 1 :: lists]),
-                "}",
-            ]
-        lines += ["map $http_x_site_cache_without $btrfs_ublk_ring {"]
-        lines += ["    default btrfs_ublk_ring;"]
-        lines += [
-            f"    {number + 1} btrfs_ublk_ring_{number % lists + 1};"
-            for number in range(count)
-        ]
-        return [*lines, "}"]
 
     def _addresses(self) -> list[str]:
         return sorted({x for node in self.nodes for x in node.addresses()})
@@ -320,14 +280,6 @@ upstream btrfs_ublk_ring {
 %ring
 }
 
-# Which node had a slice, by its place in the list of nodes. A host that finds it wrong
-# asks again without that node; the next one has its slices then.
-map $upstream_addr $btrfs_ublk_node {
-    default "";
-%numbers
-}
-%without
-
 # The front, which hosts ask.
 server {
     listen %front;
@@ -344,7 +296,7 @@ server {
         if ($btrfs_ublk_url = "") { return 421; }
         limit_except GET { deny all; }
 %may        slice %slice;
-        proxy_pass http://$btrfs_ublk_ring;
+        proxy_pass http://btrfs_ublk_ring;
         proxy_set_header Connection "";
         proxy_set_header Host $http_host;
         proxy_set_header Range $slice_range;
@@ -361,9 +313,6 @@ server {
         proxy_ignore_client_abort on;
         proxy_max_temp_file_size 0;
         add_header X-Site-Cache-Slice %slice always;
-        # Of the first slice. No store says that itself.
-        proxy_hide_header X-Site-Cache-Node;
-        add_header X-Site-Cache-Node $btrfs_ublk_node always;
     }
 
     # May this caller have this object? Its origin says, which is told of the caller

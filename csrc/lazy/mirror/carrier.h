@@ -71,7 +71,6 @@ struct carriage {
 	const struct login *login;
 	const char *url;
 	const char *origin; /* "Host", where a cache is asked for it; NULL: that of the URL */
-	unsigned without;   /* X-Site-Cache-Without; 0: none is sent */
 	const char *if_range, *accept; /* NULL: none is sent */
 	const char *referer;	       /* the origin that has redirected here, or NULL */
 	const char *form;	       /* POST; NULL: GET */

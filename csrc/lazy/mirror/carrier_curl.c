@@ -31,7 +31,6 @@ struct curl_handle {
 	uint64_t login; /* its number */
 	char *url, *if_range;
 	uint32_t length; /* of the range; 0: no range, and the handle is not kept */
-	unsigned without;
 	bool home;
 };
 
@@ -121,7 +120,7 @@ static bool same_text(const char *one, const char *other)
 static bool fits(const struct curl_handle *handle, const struct carriage *carriage)
 {
 	return handle->login == carriage->login->number && handle->home == carriage->home &&
-	       handle->length == carriage->length && handle->without == carriage->without &&
+	       handle->length == carriage->length &&
 	       same_text(handle->if_range, carriage->if_range) &&
 	       !strcmp(handle->url, carriage->url);
 }
@@ -229,10 +228,6 @@ static int set_headers(struct curl_handle *handle, const struct carriage *carria
 		snprintf(text, sizeof(text), "Host: %s", carriage->origin);
 		err = add_header(handle, text);
 	}
-	if (!err && carriage->without) {
-		snprintf(text, sizeof(text), "X-Site-Cache-Without: %u", carriage->without);
-		err = add_header(handle, text);
-	}
 	if (!err && carriage->if_range) {
 		snprintf(text, sizeof(text), "If-Range: %s", carriage->if_range);
 		err = add_header(handle, text);
@@ -319,7 +314,6 @@ static struct curl_handle *make_handle(const struct carriage *carriage)
 	handle->url = strdup(carriage->url);
 	handle->if_range = carriage->if_range ? strdup(carriage->if_range) : NULL;
 	handle->length = carriage->length;
-	handle->without = carriage->without;
 	handle->home = carriage->home;
 	if (handle->easy && handle->url && !handle->if_range == !carriage->if_range &&
 	    !set_up(handle, carriage))

@@ -257,7 +257,6 @@ static int set_request(struct exchange *exchange)
 		.login = exchange->login,
 		.url = exchange->asked ?: current_url(exchange),
 		.origin = exchange->host,
-		.without = exchange->host ? exchange->without : 0,
 		.if_range = exchange->if_range,
 		.accept = exchange->accept,
 		.referer = exchange->referer,

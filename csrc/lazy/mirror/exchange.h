@@ -30,7 +30,6 @@ struct exchange {
 	 */
 	void (*accepted)(struct exchange *exchange);
 	const char *via;      /* the cache to ask, for what is at home; NULL: none */
-	unsigned without;     /* the node that the cache's ring shall leave out; 0: none */
 	const char *if_range; /* NULL: none is sent */
 	const char *accept;   /* media types; NULL: any */
 	char *form;	      /* POST, as application/x-www-form-urlencoded; freed like `url` */

@@ -143,9 +143,6 @@ size_t http1_request_write(const struct carriage *carriage, const struct http1_t
 	if (carriage->referer && used < room)
 		used += (size_t)snprintf(text + used, room - used, "Referer: %s\r\n",
 					 carriage->referer);
-	if (carriage->without && used < room)
-		used += (size_t)snprintf(text + used, room - used, "X-Site-Cache-Without: %u\r\n",
-					 carriage->without);
 	for (; header && used < room; header = header->next) {
 		if (!is_additional(header->data))
 			return 0;

@@ -104,16 +104,6 @@ static const char *identity_of(const struct object_run *object, char text[static
 	return object->ops->identity(&object->exchange.response, text);
 }
 
-/* The node of the first slice is named, which may not be that of others. */
-static unsigned node_of(const struct run *run, const struct response *response)
-{
-	uint64_t slice = response->slice;
-
-	if (!response->node || (slice && run->offset % slice + run->length <= slice))
-		return response->node;
-	return RING_NODE_UNKNOWN;
-}
-
 /* NB: what is taken is delivered at once, so another object has to be refused here. */
 static void on_accepted(struct exchange *exchange)
 {
@@ -124,8 +114,6 @@ static void on_accepted(struct exchange *exchange)
 	char text[IDENTITY_BYTES];
 	const char *identity = identity_of(object, text);
 
-	/* NB: only for what a cache is asked for itself, and not for where it redirects to. */
-	run->node = exchange->asked ? node_of(run, &exchange->response) : 0;
 	object->another = is_another(object, pinned, identity);
 	if (object->dated && !exchange->if_range && !object->another)
 		exchange->remote->doubts_dates = true;
@@ -202,7 +190,6 @@ void object_start(const struct object_ops *ops, struct run *run)
 	set_condition(object);
 	object->exchange.remote = mirror->private;
 	object->exchange.via = mirror->via;
-	object->exchange.without = run->without;
 	object->exchange.fetcher = run->fetcher;
 	object->exchange.wanted = (struct wanted_range){
 		.offset = run->offset,

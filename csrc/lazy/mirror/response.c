@@ -150,14 +150,6 @@ static void take_header(struct response *response, const char *name, const char 
 		take_challenge(response, value);
 	} else if (!strcasecmp(name, "retry-after")) {
 		take_retry_after(response, value);
-	} else if (!strcasecmp(name, "x-site-cache-node")) {
-		const char *end = parse_number(value, &number);
-
-		response->node = end && !*end && number <= RING_NODES_MAX ? (unsigned)number : 0;
-	} else if (!strcasecmp(name, "x-site-cache-slice")) {
-		const char *end = parse_number(value, &number);
-
-		response->slice = end && !*end && number <= UINT32_MAX ? (uint32_t)number : 0;
 	}
 }
 

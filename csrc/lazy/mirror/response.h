@@ -26,8 +26,6 @@ struct response {
 	char last_modified[64]; /* as sent */
 	char challenges[2000];	/* all WWW-Authenticate that fit, joined by commas */
 	uint32_t retry_after_s; /* 0: the server did not say; at most a day */
-	unsigned node;		/* X-Site-Cache-Node, at most RING_NODES_MAX; 0: none */
-	uint32_t slice;		/* X-Site-Cache-Slice, bytes; 0: not said */
 };
 
 /* To be called before the first line. */

@@ -48,7 +48,6 @@ enum channel_op {
 	CHANNEL_ANSWER,	   /* struct channel_answer, an error's text and hint, identity, document */
 	CHANNEL_EVENT,	   /* the name and the text of an event */
 	CHANNEL_PONG,
-	CHANNEL_NODE, /* uint32_t: of a cache's ring, before the first byte */
 	CHANNEL_TOKEN, /* struct channel_token, token, why or "": once for each login that was asked for */
 };
 
@@ -67,7 +66,7 @@ struct channel_mirror {
 
 struct channel_start {
 	uint64_t offset, deadline_ns;
-	uint32_t mirror, length, fresh, sized, without, unused;
+	uint32_t mirror, length, fresh, sized;
 };
 
 struct channel_inquire {

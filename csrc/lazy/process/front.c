@@ -140,7 +140,6 @@ static void send_run(struct slot *slot)
 		.length = run->length,
 		.fresh = run->fresh,
 		.sized = run->sized,
-		.without = run->without,
 	};
 
 	if (!err)
@@ -261,24 +260,6 @@ static bool take_identity(struct slot *slot, const uint8_t *body, size_t bytes)
 		return false;
 	run->identity = strdup(text);
 	return run->identity;
-}
-
-static bool take_node(struct slot *slot, const uint8_t *body, size_t bytes)
-{
-	struct run *run = slot->run;
-	uint32_t node;
-
-	if (bytes != sizeof(node) || slot->arrived)
-		return false;
-	memcpy(&node, body, sizeof(node));
-	if (!node || node > RING_NODE_UNKNOWN)
-		return false;
-	if (!run)
-		return true;
-	if (run->node || !run->mirror->via)
-		return false;
-	run->node = node;
-	return true;
 }
 
 static bool has_arrived(struct slot *slot, uint32_t arrived)
@@ -528,8 +509,6 @@ static bool take_slot_message(struct slot *slot, const struct channel_head *head
 		return false;
 	if (head->op == CHANNEL_IDENTITY)
 		return take_identity(slot, body, head->bytes);
-	if (head->op == CHANNEL_NODE)
-		return take_node(slot, body, head->bytes);
 	if (head->op == CHANNEL_OVER)
 		return take_over(slot, body, head->bytes);
 	if (head->bytes != sizeof(arrived))
@@ -550,7 +529,6 @@ bool front_take(struct front *front, const struct channel_head *head, const uint
 		return false;
 	switch (head->op) {
 	case CHANNEL_IDENTITY:
-	case CHANNEL_NODE:
 	case CHANNEL_ARRIVED:
 	case CHANNEL_OVER:
 		return head->slot < CHANNEL_SLOTS &&

