@@ -16,7 +16,7 @@ if sys.argv[:1] == ["-m"] or sys.argv and sys.argv[0].endswith("/btrfs-ublk"):
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from btrfs_ublk.api import *  # noqa: F401, F403
