@@ -247,7 +247,7 @@ class NounGroup(click.Group):
         return super().get_command(ctx, self._aliases.get(cmd_name, cmd_name))
 
 
-def _be_heard(ctx: click.Context, _param: click.Parameter, value: int | bool) -> None:
+def _set_verbosity(ctx: click.Context, _param: click.Parameter, value: int | bool) -> None:
     """Set the verbosity: -v before the command and -v after it add up."""
     if not value or ctx.resilient_parsing:
         return
@@ -263,7 +263,7 @@ def _let_speak(command: click.Command) -> None:
             click.Option(["-q", "--quiet"], is_flag=True, help="Say only errors."),
         ):
             option.hidden, option.expose_value = True, False
-            option.callback = _be_heard
+            option.callback = _set_verbosity
             command.params.append(option)
     if isinstance(command, click.Group):
         for below in command.commands.values():

@@ -123,7 +123,7 @@ static void wait_for_mirrors(struct unit *unit, uint64_t now_ns, uint64_t at_ns)
 /* Where a unit waits for that mirror; NULL: it rests or fails when it is its turn. */
 static struct host *host_of(struct core *core, const struct mirror *mirror)
 {
-	return mirror && mirror->host ? mirror->host : &core->nowhere;
+	return mirror && mirror->host ? mirror->host : &core->no_host;
 }
 
 void unit_choose(struct unit *unit, bool first)
@@ -188,7 +188,7 @@ static void retry(struct unit *unit)
 }
 
 /* Has the units that wait for it choose again, where it is worse than it was. */
-static void is_worse(const struct unit *unit, const struct mirror *mirror)
+static void requeue_waiting_units(const struct unit *unit, const struct mirror *mirror)
 {
 	if (mirror->host)
 		units_choose_again(unit->core, mirror->host);
@@ -198,7 +198,7 @@ static void count_bad(const struct unit *unit, struct mirror *mirror)
 {
 	mirror->recent_ns = clock_now_ns();
 	if (++mirror->bad_in_a_row == UNHEALTHY_FAILURES)
-		is_worse(unit, mirror);
+		requeue_waiting_units(unit, mirror);
 }
 
 /*
@@ -223,7 +223,7 @@ static void set_changed(const struct unit *unit, struct mirror *mirror, const ch
 					 .host = mirror->host ? mirror->host->name : NULL },
 			"it is not asked for a while, because its object is not the pinned one: %s",
 			why);
-		is_worse(unit, mirror);
+		requeue_waiting_units(unit, mirror);
 	}
 	mirror->changed_until_ns = clock_now_ns() + (options->changed_ms ?: CHANGED_MS) * NS_PER_MS;
 	mirror->doubted_ns = 0;
@@ -267,7 +267,7 @@ static void avoid(const struct unit *unit, struct mirror *mirror, uint32_t asked
 	uint64_t until_ns = now_ns + busy_ns(unit, asked_ms, now_ns);
 
 	if (mirror->avoid_until_ns <= now_ns)
-		is_worse(unit, mirror);
+		requeue_waiting_units(unit, mirror);
 	/* NB: a prefetch, which waits for less, may be told after a reader. */
 	if (mirror->avoid_until_ns < until_ns)
 		mirror->avoid_until_ns = until_ns;
@@ -290,13 +290,13 @@ static void note_failure(const struct run *run, const struct unit *unit)
 	uint64_t now_ns = clock_now_ns();
 
 	relaxed_add(&run->core->counts.failures[run->failure], 1);
-	if (host && (run->failure != FETCH_TRANSIENT || run->slow || run->ours))
+	if (host && (run->failure != FETCH_TRANSIENT || run->slow || run->local_failure))
 		host_ended(host);
 	else if (host && host_failed(host, now_ns))
-		is_worse(unit, mirror);
+		requeue_waiting_units(unit, mirror);
 	if (host && run->silent) {
 		host->silent = true;
-		is_worse(unit, mirror);
+		requeue_waiting_units(unit, mirror);
 	}
 	if (host && run->arrived_bytes && run->asked > 1 && run->failure != FETCH_LATER)
 		host_cut(host);
@@ -484,5 +484,5 @@ void unit_accept(struct unit *unit)
 		relaxed_add(&counts->units_pinned, 1);
 	if (unit->urgency != URGENCY_DEMAND)
 		relaxed_add(&counts->units_prefetched, 1);
-	unit_right(unit, false);
+	unit_verified(unit, false);
 }

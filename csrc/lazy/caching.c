@@ -83,7 +83,7 @@ static void go_on(struct unit *unit, uint8_t *data)
 	if (data) {
 		unit_reserve(unit, data);
 		relaxed_add(&unit->core->counts.units_from_cache, 1);
-		unit_right(unit, true);
+		unit_verified(unit, true);
 	} else if (unit->core->ending) {
 		unit_set(unit, UNIT_WANTED);
 	} else {

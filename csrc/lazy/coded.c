@@ -218,7 +218,7 @@ static void give_up(struct coded_run *coded, const char *why);
 /* What it has waited for does not come. Nobody is charged with that twice. */
 static void yield(struct coded_run *coded)
 {
-	coded->run->yields = true;
+	coded->run->uncharged = true;
 	give_up(coded, "what it shares with another request has not come");
 }
 

@@ -41,7 +41,7 @@ enum unit_state {
 	UNIT_ASKED,    /* a mirror was asked for it; those before it come first */
 	UNIT_FETCHING, /* it arrives, or is whole (then its run is NULL) */
 	UNIT_CHECKING, /* a worker verifies it */
-	UNIT_RIGHT,    /* its data are verified */
+	UNIT_VERIFIED, /* its data are verified */
 };
 
 /* What is known about the cache and a unit that is right. */
@@ -203,8 +203,8 @@ struct core {
 	struct link ready[URGENCIES]; /* hosts that have work, and perhaps may begin it */
 	struct host *hosts;	      /* atomic */
 	struct latency *latencies;    /* atomic */
-	struct host lane;	      /* of units that wait for a look-up in the cache */
-	struct host nowhere;	      /* of mirrors that have no host, and units without a mirror */
+	struct host lookup_queue;     /* of units that wait for a look-up in the cache */
+	struct host no_host;	      /* of mirrors that have no host, and units without a mirror */
 	struct link buckets[UNIT_BUCKETS];
 	unsigned units;
 	unsigned busy;	      /* units with something in progress */
@@ -288,7 +288,7 @@ bool unit_allocate(struct unit *unit);
 /* Makes room for a unit that shall begin. Returns false when others need the memory. */
 bool unit_make_room(struct unit *unit);
 /* Its data are verified. `found`: in the cache. */
-void unit_right(struct unit *unit, bool found);
+void unit_verified(struct unit *unit, bool found);
 /* Says what the cache has made of it. */
 void unit_set_fate(struct unit *unit, enum unit_fate fate);
 /* Keeps its data in memory until others need it. */

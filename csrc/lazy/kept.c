@@ -40,7 +40,7 @@ static void shrink(struct kept *kept, uint64_t bytes)
 		forget(kept, container_of(list_first(&kept->entries), struct kept_entry, link));
 }
 
-static void is_unneeded(uv_timer_t *timer)
+static void on_idle_timeout(uv_timer_t *timer)
 {
 	shrink(timer->data, 0);
 }
@@ -49,7 +49,7 @@ static void is_needed(struct kept *kept, struct kept_entry *entry)
 {
 	list_remove(&entry->link);
 	list_append(&kept->entries, &entry->link);
-	uv_timer_start(kept->timer, is_unneeded, KEPT_MS, 0);
+	uv_timer_start(kept->timer, on_idle_timeout, KEPT_MS, 0);
 }
 
 void kept_open(struct kept *kept, struct uv_loop_s *loop)

@@ -163,7 +163,7 @@ static void want(struct prefetch *run, struct source *source, uint64_t number, u
 		return;
 	}
 	if (run->plan.room.bytes < takes ||
-	    (unit && unit->state == UNIT_RIGHT && unit->fate == FATE_LOST)) {
+	    (unit && unit->state == UNIT_VERIFIED && unit->fate == FATE_LOST)) {
 		relaxed_add(&run->uncached_units, 1);
 		return;
 	}

@@ -24,7 +24,7 @@ static bool is_there(struct core *core, const struct source *source, uint64_t nu
 	const struct unit *unit = unit_find(core, source, number);
 	const struct cache_object *object = cache_object_of(source);
 
-	return (unit && unit->state == UNIT_RIGHT) ||
+	return (unit && unit->state == UNIT_VERIFIED) ||
 	       (object && cache_has(object, number, number)); /* by another process, perhaps */
 }
 

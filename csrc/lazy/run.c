@@ -356,7 +356,7 @@ static void paused_for_long(struct timer *timer)
 {
 	struct run *run = container_of(timer, struct run, timer);
 
-	run->yields = true;
+	run->uncharged = true;
 	run_cancel(run);
 }
 
@@ -555,7 +555,7 @@ static bool end_at_host(struct run *run)
 		host->prefetching -= !run->demanded;
 		host_is_ready(run->core, host);
 	}
-	if (run->result && lacks && !run->yields && !run->core->ending)
+	if (run->result && lacks && !run->uncharged && !run->core->ending)
 		return true;
 	if (host)
 		host_ended(host);
@@ -579,12 +579,12 @@ static void take_news(struct core *core, struct completion *completion)
 		relaxed_add(&core->counts.coded_bytes_fetched, run->coded_bytes);
 	relaxed_add(&core->counts.whole_answers, run->whole);
 	if (run->unsized)
-		run->mirror->alone = run->yields = true;
+		run->mirror->alone = run->uncharged = true;
 	if (end_at_host(run))
 		attempt_failed(run);
 	else if (!run->result && run->next < run->count)
 		leave(run);
-	/* What is left has been asked for in vain, through nobody's fault. */
+	/* Requeue what is left without charging a retry. */
 	for (lacks = run->count; lacks > run->next; lacks--) {
 		struct unit *unit = run->units[lacks - 1];
 

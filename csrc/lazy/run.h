@@ -106,11 +106,11 @@ struct run {
 	uint32_t hashed;  /* how many */
 	bool demanded;	  /* a reader has waited for one of them */
 	bool is_over;
-	bool slow;   /* it is given up, though its cache answers others */
-	bool ours;   /* it has failed in this machine, and says nothing of its host */
+	bool slow;	    /* it is given up, though its cache answers others */
+	bool local_failure; /* of this machine, which says nothing of its host */
 	bool silent; /* it is given up, because its cache has answered nobody since it began */
-	bool yields; /* it has ended through nobody's fault: for want of memory, of a length, or */
-		     /* of what another run should have got */
+	/* Its failure costs its units no try: memory or a length lacked, or another run got it. */
+	bool uncharged;
 	uint64_t first_ns; /* when the first byte was there */
 	uint64_t last_ns;  /* when the last ones were that have come so far */
 	uint64_t until_ns; /* when the unit that arrives should be whole */

@@ -152,7 +152,7 @@ static bool start_runs(struct core *core, enum urgency urgency)
 		if (!unit)
 			continue;
 		list_append(&core->ready[urgency], link);
-		if (host == &core->lane)
+		if (host == &core->lookup_queue)
 			unit_look_up(unit);
 		else
 			unit_begin(unit);

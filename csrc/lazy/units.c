@@ -32,8 +32,8 @@ void core_init(struct core *core)
 	list_init(&core->unstored);
 	list_init(&core->paused);
 	list_init(&core->reads);
-	host_init(&core->lane);
-	host_init(&core->nowhere);
+	host_init(&core->lookup_queue);
+	host_init(&core->no_host);
 }
 
 void core_deinit(struct core *core)
@@ -161,7 +161,7 @@ static void take_news(struct core *core, struct completion *completion)
 	case UNIT_ASKED:
 	case UNIT_CHECKING:
 		break;
-	case UNIT_RIGHT:
+	case UNIT_VERIFIED:
 		deliver(unit);
 		break;
 	}
@@ -243,7 +243,7 @@ static void raise_urgency(struct unit *unit, enum urgency urgency)
 {
 	struct core *core = unit->core;
 
-	if (unit->state == UNIT_RIGHT && urgency == URGENCY_DEMAND && unit->fate == FATE_LOST &&
+	if (unit->state == UNIT_VERIFIED && urgency == URGENCY_DEMAND && unit->fate == FATE_LOST &&
 	    link_is_in_list(&unit->in_queue)) {
 		list_remove(&unit->in_queue); /* used last */
 		list_append(&core->kept, &unit->in_queue);
@@ -267,7 +267,7 @@ static int join(struct core *core, struct unit *unit, struct subscription *subsc
 	subscription->unit = unit;
 	list_append(&unit->subscriptions, &subscription->link);
 	raise_urgency(unit, subscription->ops->urgency);
-	if (unit->state == UNIT_RIGHT ||
+	if (unit->state == UNIT_VERIFIED ||
 	    (unit->state == UNIT_WANTED && !link_is_in_list(&unit->in_queue)))
 		completion_put(core, &unit->news);
 	return 0;
@@ -299,7 +299,7 @@ void unit_read_ahead(struct core *core, struct source *source, uint64_t number)
 {
 	struct unit *unit = unit_find(core, source, number) ?: new_unit(core, source, number);
 
-	if (!unit || unit->state == UNIT_RIGHT || link_is_in_list(&unit->ahead.link))
+	if (!unit || unit->state == UNIT_VERIFIED || link_is_in_list(&unit->ahead.link))
 		return;
 	join(core, unit, &unit->ahead);
 }
@@ -343,7 +343,7 @@ static void release(struct unit *unit)
 void unit_want(struct unit *unit, bool first)
 {
 	if (unit_may_look_up(unit))
-		unit_queue(unit, &unit->core->lane, first);
+		unit_queue(unit, &unit->core->lookup_queue, first);
 	else
 		unit_choose(unit, first);
 }
@@ -445,9 +445,9 @@ bool unit_make_room(struct unit *unit)
 	return *used == aside || *used - aside + unit->length <= most;
 }
 
-void unit_right(struct unit *unit, bool found)
+void unit_verified(struct unit *unit, bool found)
 {
-	unit_set(unit, UNIT_RIGHT);
+	unit_set(unit, UNIT_VERIFIED);
 	missed_forget(unit);
 	unit->fate = found ? FATE_FOUND : FATE_OPEN;
 	deliver(unit);

@@ -146,7 +146,7 @@ static void send_run(struct slot *slot)
 		err = tell(front, CHANNEL_START, number_of(slot), &body, sizeof(body), texts);
 	if (err) {
 		run = slot_leave(slot);
-		run->ours = true;
+		run->local_failure = true;
 		run_failed(run, err, FETCH_TRANSIENT, "no memory for a request");
 		return;
 	}
@@ -181,7 +181,7 @@ static void on_deadline(struct timer *timer)
 
 	take_back(slot);
 	run = slot_leave(slot);
-	run->ours = !sent;
+	run->local_failure = !sent;
 	run_failed(run, -ETIMEDOUT, FETCH_TRANSIENT, "%s",
 		   sent ? "not done in time: the fetch process says nothing" :
 			  "not done in time: the fetch process has not started yet");
@@ -604,7 +604,7 @@ static void front_start(struct run *run)
 	struct slot *slot = front ? free_slot_of(front) : NULL;
 
 	if (!slot) {
-		run->ours = true;
+		run->local_failure = true;
 		run_failed(run, -ENOBUFS, FETCH_TRANSIENT, "the fetch process has too much to do");
 		return;
 	}

@@ -131,7 +131,7 @@ void life_end(struct front *front, const char *why)
 			continue;
 		}
 		run = slot_leave(slot);
-		run->cut = run->ours = true;
+		run->cut = run->local_failure = true;
 		run_failed(run, -EIO, FETCH_TRANSIENT, "the fetch process has failed: %s", why);
 	}
 	questions_lost(front, why);
@@ -218,7 +218,7 @@ static void start_failed(struct front *front)
 
 		if (!run)
 			continue;
-		run->ours = true;
+		run->local_failure = true;
 		run_failed(slot_leave(&front->slots[i]), -EIO, FETCH_TRANSIENT, "%s",
 			   front->error.text);
 	}
