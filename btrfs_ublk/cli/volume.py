@@ -128,7 +128,7 @@ def up(
 ) -> None:
     """Mount a volume, and print where it is.
 
-    It is made when there is none of that name. What it is to be stands in --file,
+    It is made when there is none of that name. Its settings come from --file,
     else in /etc/btrfs-ublk/volumes/NAME.toml, else in the options, which are kept with
     its data: next time, NAME will do. Repeated, it changes nothing; new files are added
     also while it is up.

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * News of something that belongs to the fetcher's thread: a message, the end of a job or fetch, a
- * timer. Whoever has news only queues it. It is a member of what it is about, and queued once at
- * most.
+ * A completion for the fetcher's thread: a message arrived, a job or fetch ended, a timer expired.
+ * Embedded in the object it concerns, and in one queue at most. Producers only enqueue it.
  */
 #ifndef LAZY_COMPLETION_H
 #define LAZY_COMPLETION_H

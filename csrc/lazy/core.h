@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The core of the fetcher: units that are wanted, and what is done to get them. Everything here
- * belongs to the fetcher's thread and needs no lock; exceptions say so. Whoever has news queues a
- * completion. core_step() takes them, begins what may begin, and frees what nobody needs; nothing
- * else does that, so what a function has in hand stays.
+ * belongs to the fetcher's thread and needs no lock; exceptions say so. Producers enqueue completions.
+ * core_step() takes them, begins runs and frees unused units; nothing else does, so an object that a
+ * function holds stays valid.
  */
 #ifndef LAZY_CORE_H
 #define LAZY_CORE_H
@@ -178,7 +178,7 @@ struct disk_error {
 
 enum { DISK_OF_MAP, DISK_OF_CACHE, DISKS };
 
-/* A unit that a read has waited for in vain, until a moment ago. */
+/* A unit whose read has just timed out. */
 struct missed {
 	const struct source *source;
 	uint64_t number;
