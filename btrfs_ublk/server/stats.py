@@ -144,7 +144,7 @@ class FetcherStats:
     process that asks servers: "running", how many have "started", "died", or
     "failed" to start, and what it "lacks" of its confinement. ``coded_bytes_fetched``
     are those of compressed sources, as they came. ``whole_answers`` counts requests for
-    a range of a registry's blob that were answered with all of it. ``failed_source`` is
+    a range that were answered with all of the object. ``failed_source`` is
     the number of that of the last read that failed, in the map, or 0."""
 
     reads: int

@@ -467,6 +467,7 @@ static enum next conclude(struct exchange *exchange, CURLcode code)
 			return NEXT_LOGIN;
 		if (doubts_date(exchange)) {
 			exchange->if_range = NULL;
+			exchange->wanted.within_all = true;
 			return NEXT_AGAIN;
 		}
 		fail_verdict(exchange);

@@ -104,6 +104,16 @@ static const char *identity_of(const struct object_run *object, char text[static
 	return object->ops->identity(&object->exchange.response, text);
 }
 
+/* Where the name is not that of the content, all of something may be an error page. */
+static bool is_doubtful(const struct object_run *object, const char *pinned, const char *identity)
+{
+	const struct run *run = object->run;
+
+	if (!run->whole || run->mirror->ops->immutable)
+		return false;
+	return pinned ? !identity : object->exchange.response.content_length == RESPONSE_UNKNOWN;
+}
+
 /* NB: what is taken is delivered at once, so another object has to be refused here. */
 static void on_accepted(struct exchange *exchange)
 {
@@ -114,10 +124,14 @@ static void on_accepted(struct exchange *exchange)
 	char text[IDENTITY_BYTES];
 	const char *identity = identity_of(object, text);
 
+	run->whole = response_is_all(&exchange->response, &exchange->wanted);
+	if (is_doubtful(object, pinned, identity)) {
+		exchange->verdict = response_refuse_all(&exchange->reason);
+		return;
+	}
 	object->another = is_another(object, pinned, identity);
 	if (object->dated && !exchange->if_range && !object->another)
 		exchange->remote->doubts_dates = true;
-	run->whole = response_is_all(&exchange->response, &exchange->wanted);
 	if (object->another) {
 		exchange->verdict = (struct response_verdict){ -ESTALE, FETCH_CHANGED };
 	} else if (run->sized && exchange->response.content_length == RESPONSE_UNKNOWN) {
@@ -195,8 +209,11 @@ void object_start(const struct object_ops *ops, struct run *run)
 		.offset = run->offset,
 		.length = run->length,
 		.size = mirror->source->object_bytes,
-		/* So a registry that is a proxy answers until it has stored the blob. */
-		.within_all = mirror->ops->immutable && !mirror->via,
+		/*
+		 * So a proxy answers until it has stored the object; but to a date, others do so
+		 * for no reason.
+		 */
+		.within_all = !object->dated && !mirror->via,
 	};
 	object->exchange.run = run;
 	object->exchange.accepted = on_accepted;

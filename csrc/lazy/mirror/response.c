@@ -291,6 +291,13 @@ bool response_is_all(const struct response *response, const struct wanted_range 
 		response->content_length == RESPONSE_UNKNOWN);
 }
 
+struct response_verdict response_refuse_all(struct error *error)
+{
+	error_set_text(error,
+		       "answers with the whole object (HTTP status 200), not with the range");
+	return wrong();
+}
+
 struct response_verdict response_judge(const struct response *response,
 				       const struct wanted_range *wanted, struct error *error)
 {
@@ -306,12 +313,8 @@ struct response_verdict response_judge(const struct response *response,
 	}
 	if (is_whole(response, wanted) || response_is_all(response, wanted))
 		return (struct response_verdict){};
-	if (response->status == 200) {
-		error_set_text(
-			error,
-			"answers with the whole object (HTTP status 200), not with the range");
-		return wrong();
-	}
+	if (response->status == 200)
+		return response_refuse_all(error);
 	if (response->status == 416) {
 		error_set_text(error, "the object ends before byte %llu",
 			       (unsigned long long)wanted->offset + wanted->length);

@@ -50,6 +50,8 @@ struct response_verdict {
 
 /* Whether it is all of an object that is accepted for a part: what lies before it comes first. */
 bool response_is_all(const struct response *response, const struct wanted_range *wanted);
+/* Refuses such a response. */
+struct response_verdict response_refuse_all(struct error *error);
 /* Whether it says that the object has no bytes, in one of the ways of servers. */
 bool response_is_empty(const struct response *response);
 /* Returns the object's size, or RESPONSE_UNKNOWN. Only of a response that is accepted. */

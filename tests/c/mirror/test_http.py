@@ -132,7 +132,6 @@ def test_a_key_that_others_can_read_is_refused(
 @pytest.mark.parametrize(
     ("path", "failure", "text"),
     [
-        ("whole/object", "wrong", "HTTP status 200"),
         ("coded/object", "wrong", "in the coding 'gzip'"),
         ("files/missing", "gone", "HTTP status 404"),
         ("basic/object", "denied", "HTTP status 401"),
@@ -153,6 +152,47 @@ def test_says_how_it_failed(
         assert web.url(path) in answer.text
         assert text in mirror.probe()["text"]
     assert answer.retry_after_ms == {"busy": 7000, "limited": 3000}.get(path, 0)
+
+
+@pytest.mark.parametrize("unit", [0, 1, SIZE // UNIT - 1])
+def test_all_of_an_object_is_taken_for_a_range(
+    shell: Shell, web: WebServer, unit: int
+) -> None:
+    """As of a cache that has not stored it; but a server that has no ranges is refused
+    when its source is added."""
+    with shell(web.url("whole/object")) as mirror:
+        answer = mirror.fetch(unit * UNIT, UNIT)
+        assert answer.data == DATA[unit * UNIT :][:UNIT]
+        mirror.pin(answer.identity)
+        assert mirror.fetch(UNIT, UNIT).data == DATA[UNIT : 2 * UNIT]
+        assert "HTTP status 200" in mirror.probe()["text"]
+        mirror.pin('etag "other"')
+        assert mirror.fetch(UNIT, UNIT).failure == "changed"
+
+
+@pytest.mark.parametrize(
+    ("head", "pinned", "failure"),
+    [
+        ("Content-Length: 1048576", None, ""),
+        ('Content-Length: 1048576\r\nETag: "1"', "1", ""),
+        ("Content-Length: 1048576", "1", "wrong"),  # of some page
+        ('Content-Length: 1048576\r\nETag: "2"', "1", "changed"),
+        ('ETag: "1"', "1", ""),
+        ('ETag: "1"', None, "wrong"),
+        ('Content-Length: 1048577\r\nETag: "1"', "1", "wrong"),
+    ],
+)
+def test_all_of_what_may_be_something_else(
+    shell: Shell, head: str, pinned: str | None, failure: str
+) -> None:
+    answer = f"HTTP/1.1 200 OK\r\nConnection: close\r\n{head}\r\n\r\n".encode() + DATA
+    with scripted_server(lambda _: answer) as server, shell(server.url()) as mirror:
+        if pinned:
+            mirror.pin(f'etag "{pinned}"')
+        got = mirror.fetch(UNIT, UNIT)
+    assert (got.failure, got.data) == (failure, None if failure else DATA[UNIT:][:UNIT])
+    # Without a length, libcurl asks again.
+    assert len(server.requests) == 1 or "Length" not in head
 
 
 def test_follows_redirects_but_not_out_of_tls(shell: Shell, web: WebServer) -> None:
