@@ -486,9 +486,9 @@ static int ask_server(struct remote *remote, struct login *login, struct error *
 
 /* What is wrong with it, the server would end us for. */
 static void tell_token(struct fetcher *fetcher, struct remote *remote, const char *token,
-		       const char *why, uint64_t until_ns)
+		       const char *why, bool refused, uint64_t until_ns)
 {
-	const struct channel_token body = { .until_ns = until_ns, .mirror = remote->number };
+	const struct channel_token body = { until_ns, remote->number, refused };
 	const char *const texts[] = { token ?: "", why ?: "", NULL };
 
 	(void)fetcher;

@@ -106,6 +106,8 @@ static void finish(struct login_load *load, int err, enum fetch_failure failure)
 static void on_asked(struct exchange *ask)
 {
 	struct login_load *load = container_of(ask, struct login_load, ask);
+	bool denied = ask->result && ask->failure == FETCH_DENIED;
+	bool refused = denied && (ask->response.status == 401 || ask->response.status == 403);
 	const char *why = NULL;
 	int err = ask->result;
 
@@ -116,11 +118,11 @@ static void on_asked(struct exchange *ask)
 		err = load->remote->ops->answered(load->remote, load->login, ask->text,
 						  &load->error);
 	exchange_clear(ask);
-	/* What is refused, or given up, is so for a reason that others may not have. */
-	if (err && err != -ECANCELED && (!ask->result || ask->failure != FETCH_DENIED))
+	/* What a proxy or TLS refuses, or is given up, is so for a reason that others may not have. */
+	if (err && err != -ECANCELED && (!denied || refused))
 		why = load->error.text;
 	remote_tell_token(load->fetcher, load->remote, err ? NULL : login_token(load->login), why,
-			  load->login->until_ns);
+			  refused, load->login->until_ns);
 	finish(load, err, ask->result ? ask->failure : FETCH_WRONG);
 }
 
@@ -143,7 +145,7 @@ static void on_read(struct pool_job *job)
 			return;
 		}
 	}
-	finish(load, err, load->err ? FETCH_NO_LOGIN : FETCH_DENIED);
+	finish(load, err, load->err && load->err != -EKEYREJECTED ? FETCH_NO_LOGIN : FETCH_DENIED);
 }
 
 static void read_files(struct pool_job *job)

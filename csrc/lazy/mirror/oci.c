@@ -104,6 +104,10 @@ static int share_token(struct remote *remote, const struct docker_login *found, 
 				oci->registry, text ?: "it is not known why");
 		secret_free(text);
 		return err;
+	case TOKEN_REFUSED:
+		err = error_set(error, -EKEYREJECTED, "%s", text ?: "the login is refused");
+		secret_free(text);
+		return err;
 	case TOKEN_ASK:
 	case TOKEN_NONE:
 		break;

@@ -24,7 +24,7 @@ static int read_files(struct remote *remote, struct login *login, struct error *
 static int (*reader)(struct remote *remote, struct login *login, struct error *error) = read_files;
 
 static void tell_all(struct fetcher *fetcher, struct remote *remote, const char *token,
-		     const char *why, uint64_t until_ns)
+		     const char *why, bool refused, uint64_t until_ns)
 {
 	char key[TOKEN_KEY_BYTES];
 
@@ -32,22 +32,23 @@ static void tell_all(struct fetcher *fetcher, struct remote *remote, const char 
 	memcpy(key, remote->token_key, sizeof(key));
 	pthread_mutex_unlock(&remote->lock);
 	if (*key)
-		token_tell(fetcher, key, token, why, until_ns);
+		token_tell(fetcher, key, token, why, refused, until_ns);
 }
 
 static void (*teller)(struct fetcher *fetcher, struct remote *remote, const char *token,
-		      const char *why, uint64_t until_ns) = tell_all;
+		      const char *why, bool refused, uint64_t until_ns) = tell_all;
 
 void remote_set_teller(void (*tell)(struct fetcher *fetcher, struct remote *remote,
-				    const char *token, const char *why, uint64_t until_ns))
+				    const char *token, const char *why, bool refused,
+				    uint64_t until_ns))
 {
 	teller = tell;
 }
 
 void remote_tell_token(struct fetcher *fetcher, struct remote *remote, const char *token,
-		       const char *why, uint64_t until_ns)
+		       const char *why, bool refused, uint64_t until_ns)
 {
-	teller(fetcher, remote, token, why, until_ns);
+	teller(fetcher, remote, token, why, refused, until_ns);
 }
 
 void remote_keep_keys(void)

@@ -121,10 +121,11 @@ void remote_set_reader(int (*read)(struct remote *remote, struct login *login,
  * before there are other threads.
  */
 void remote_set_teller(void (*tell)(struct fetcher *fetcher, struct remote *remote,
-				    const char *token, const char *why, uint64_t until_ns));
+				    const char *token, const char *why, bool refused,
+				    uint64_t until_ns));
 /* What has become of a token that was asked for; NULL: there is none. */
 void remote_tell_token(struct fetcher *fetcher, struct remote *remote, const char *token,
-		       const char *why, uint64_t until_ns);
+		       const char *why, bool refused, uint64_t until_ns);
 
 /* Takes "ca_file", "client_cert", "client_key", "proxy", "via" and "via_plain". */
 int remote_parse(struct remote *remote, const struct remote_ops *ops, json_t *keys,

@@ -33,6 +33,7 @@ enum {
 struct record {
 	char *token, *why; /* NULL: none */
 	uint64_t until_ns, asking_ns, failed_ns;
+	bool refused; /* it has refused these credentials, else it could not answer */
 };
 
 /* What has been told, until it is written. A lack of memory costs others a request. */
@@ -134,6 +135,7 @@ static void read_record(int fd, struct record *record)
 		.until_ns = time_of(object, "until_ns", MOST_MS),
 		.asking_ns = time_of(object, "asking_ns", ASKING_MS),
 		.failed_ns = time_of(object, "failed_ns", FAILED_MS),
+		.refused = json_is_true(json_object_get(object, "refused")),
 	};
 	json_decref(object);
 	if (text)
@@ -142,10 +144,10 @@ static void read_record(int fd, struct record *record)
 
 static void write_record(int fd, const struct record *record)
 {
-	json_t *object = json_pack("{s:s*, s:s*, s:I, s:I, s:I}", "token", record->token, "why",
-				   record->why, "until_ns", (json_int_t)record->until_ns,
+	json_t *object = json_pack("{s:s*, s:s*, s:I, s:I, s:I, s:b}", "token", record->token,
+				   "why", record->why, "until_ns", (json_int_t)record->until_ns,
 				   "asking_ns", (json_int_t)record->asking_ns, "failed_ns",
-				   (json_int_t)record->failed_ns);
+				   (json_int_t)record->failed_ns, "refused", record->refused);
 	char *text = object ? json_text_dump(object, JSON_COMPACT) : NULL;
 
 	if (!text || ftruncate(fd, 0) || pwrite(fd, text, strlen(text), 0) < 0)
@@ -215,7 +217,7 @@ static enum token_state look(int fd, bool wanted, uint64_t refused, char **text,
 		return TOKEN_THERE;
 	}
 	if (wanted && record.failed_ns > now_ns) {
-		state = TOKEN_FAILED;
+		state = record.refused ? TOKEN_REFUSED : TOKEN_FAILED;
 		*text = record.why;
 		record.why = NULL;
 	} else if (wanted && record.asking_ns <= now_ns) {
@@ -274,7 +276,7 @@ static void done(struct pool_job *job)
 }
 
 void token_tell(struct fetcher *fetcher, const char *key, const char *text, const char *why,
-		uint64_t until_ns)
+		bool refused, uint64_t until_ns)
 {
 	struct told *told = calloc(1, sizeof(*told));
 	struct pool_job *job = calloc(1, sizeof(*job));
@@ -288,6 +290,7 @@ void token_tell(struct fetcher *fetcher, const char *key, const char *text, cons
 	if (text && strlen(text) <= TOKEN_TEXT_MAX_BYTES)
 		told->record.token = strdup(text);
 	told->record.until_ns = until_ns;
+	told->record.refused = refused;
 	if (why) {
 		told->record.why = strndup(why, WHY_MAX_BYTES);
 		told->record.failed_ns = clock_now_ns() + FAILED_MS * NS_PER_MS;

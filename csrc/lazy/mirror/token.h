@@ -6,8 +6,8 @@
  *
  * Each is a file in BTRFS_UBLK_RUN_DIR/tokens (usually /run/btrfs-ublk/tokens, 0700), named by a
  * hash of what it is for: {"token": TEXT, "until_ns": N, "asking_ns": N, "failed_ns": N, "why":
- * TEXT}, with times of CLOCK_MONOTONIC until when it is good, somebody asks, and nobody may ask again,
- * as the token server has failed. flock(2) guards it. Without that directory, each process has its own.
+ * TEXT, "refused": BOOL}, with times of CLOCK_MONOTONIC until when it is good, somebody asks, and
+ * nobody may ask again, as the token server has failed, or refused the credentials. flock(2) guards it. Without that directory, each process has its own.
  */
 #ifndef LAZY_MIRROR_TOKEN_H
 #define LAZY_MIRROR_TOKEN_H
@@ -26,9 +26,10 @@ enum {
 
 enum token_state {
 	TOKEN_THERE,
-	TOKEN_ASK,    /* it is the caller's to ask for one, and to tell */
-	TOKEN_NONE,   /* there is none, and none is wanted */
-	TOKEN_FAILED, /* the token server has failed less than a second ago */
+	TOKEN_ASK,     /* it is the caller's to ask for one, and to tell */
+	TOKEN_NONE,    /* there is none, and none is wanted */
+	TOKEN_FAILED,  /* the token server has failed less than a second ago */
+	TOKEN_REFUSED, /* it has refused these credentials less than a second ago */
 };
 
 /* Names what a token is for: a hash of texts (NULL ends them), of which some may be secrets. */
@@ -39,15 +40,15 @@ uint64_t token_number(const char *token);
 /*
  * Looks for a token, on a worker; where somebody asks for one, it waits for that (10 s at most).
  * `refused`: the number of one that is of no use, or 0. TOKEN_THERE fills in the token, TOKEN_FAILED
- * why, or NULL; secret_free() frees it.
+ * and TOKEN_REFUSED why, or NULL; secret_free() frees it.
  */
 enum token_state token_find(const char *key, bool wanted, uint64_t refused, char **text,
 			    uint64_t *until_ns);
 /*
  * Tells what has become of TOKEN_ASK; `text` is NULL where there is none, and `why` where the token
- * server has not failed. To be called on the fetcher's thread: a worker writes.
+ * server has neither failed nor `refused`. To be called on the fetcher's thread: a worker writes.
  */
 void token_tell(struct fetcher *fetcher, const char *key, const char *text, const char *why,
-		uint64_t until_ns);
+		bool refused, uint64_t until_ns);
 
 #endif

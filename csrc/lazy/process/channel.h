@@ -87,7 +87,7 @@ struct channel_ask {
 
 struct channel_token {
 	uint64_t until_ns;
-	uint32_t mirror, unused;
+	uint32_t mirror, refused;
 };
 
 struct channel_login {

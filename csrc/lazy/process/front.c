@@ -447,7 +447,7 @@ static bool take_token(struct front *front, const uint8_t *body, size_t bytes)
 			return false;
 	}
 	token_tell(front->fetcher, login->token_key, *text ? text : NULL, *why ? why : NULL,
-		   head.until_ns < most_ns ? head.until_ns : most_ns);
+		   head.refused, head.until_ns < most_ns ? head.until_ns : most_ns);
 	*login->token_key = 0;
 	return true;
 }
