@@ -229,8 +229,8 @@ class _Warming:
             take(first)
             rest = (x for x in _cut(one, self.slice_bytes) if x.end > first.end)
             _at_once(take, rest)
-        with open(path, "rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        with open(path, "rb") as whole:
+            found = hashlib.file_digest(whole, "sha256").hexdigest()
         if f"sha256:{found}" != one.digest:
             raise InvalidImageError(
                 f"the caches have wrong bytes of the metadata pack {one.digest}",

@@ -134,9 +134,10 @@ class FetcherStats:
     """Statistics of what fetches the units of one map (csrc/lazy/fetcher.h).
 
     ``reads`` counts those that the cache did not answer. A unit is ``verified`` against
-    a known digest, or ``pinned`` when it is fetched for the first time. ``failures`` counts failed attempts by reason. ``hosts`` has one object
-    per host, with "attempts", "failures", "bytes", "in_flight", "openings" and "open"
-    (of its circuit breaker). ``disk_errors`` has the last error of the disk of the
+    a known digest, or ``pinned`` when it is fetched for the first time. ``failures``
+    counts failed attempts by reason. ``hosts`` has one object per host, with
+    "attempts", "failures", "bytes", "in_flight", "openings" and "open" (of its circuit
+    breaker). ``disk_errors`` has the last error of the disk of the
     "map" or the "cache", until a write succeeds: "errno", a name, and "age_s".
     ``reads_waiting`` to ``buffer_bytes`` are the present numbers, and so is
     ``unstored_bytes``: units that were delivered, and wait for the cache.
