@@ -247,7 +247,9 @@ class NounGroup(click.Group):
         return super().get_command(ctx, self._aliases.get(cmd_name, cmd_name))
 
 
-def _set_verbosity(ctx: click.Context, _param: click.Parameter, value: int | bool) -> None:
+def _set_verbosity(
+    ctx: click.Context, _param: click.Parameter, value: int | bool
+) -> None:
     """Set the verbosity: -v before the command and -v after it add up."""
     if not value or ctx.resilient_parsing:
         return
