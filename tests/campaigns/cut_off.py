@@ -1,7 +1,7 @@
 """Kills emulated machines while they work, and starts them with what their disk kept.
 
 ``python tests/campaigns/cut_off.py --help``. A guest in QEMU, with Debian's newest
-kernel and ublk, does the work of power_work.py on a disk that nbd_disk.py serves, and
+kernel and ublk, does the work of power_work.py on a disk that disks.py serves, and
 tells what was acknowledged. At a random moment QEMU is killed. What the disk has then
 is what it had at its last flush, and of what was written since nothing, all, or any
 sectors of 512 bytes. The next guest looks at it (cut_off_guest.py): `btrfs check`, all

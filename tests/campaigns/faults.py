@@ -204,9 +204,8 @@ def _files(bed: Bed) -> list[Path]:
 @contextmanager
 def _slow_disk(bed: Bed) -> Iterator[None]:
     """Its server stands still again and again, and nothing is in memory."""
-    (server,) = (
-        x for x in psutil.Process().children() if "logged_disk" in " ".join(x.cmdline())
-    )
+    children = psutil.Process().children()
+    (server,) = (x for x in children if "support.disks" in x.cmdline())
 
     def halt() -> None:
         with suppress(OSError):  # another fault has taken them away

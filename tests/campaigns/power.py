@@ -1,7 +1,7 @@
 """Cuts the power of a disk with all that we keep on it, thousands of times.
 
 ``python tests/campaigns/power.py --help``. All of it is on one disk, which logs what is
-written to it (logged_disk.py): a plain btrfs, ext4 or xfs, and in it volumes with their
+written to it (disks.py): a plain btrfs, ext4 or xfs, and in it volumes with their
 sprouts, maps and caches, the store of images, forks, and snapshots for containers. At
 first, power_work.py uses them, and notes what was acknowledged when. Then states are
 laid out that a loss of power may leave, at random moments. In each, the kernel mounts
