@@ -41,7 +41,7 @@ def test_four_hosts_and_a_ring_in_namespaces(tmp_path: Path) -> None:
     cases = ["direct", "ring, cold", "ring, warm", "ring, warm, origin gone"]
     assert list(times) == cases
     assert not any(row["failed"] or row["wrong"] for row in rows)
-    # A host may send a second request; and where there is no CPU, ask the origin.
+    # Where there is no CPU, a host asks the origin.
     assert 4 <= times["direct"] < 4.5 and 1 <= times["ring, cold"] < 2
     assert times["ring, warm"] < 1
 
