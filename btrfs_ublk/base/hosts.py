@@ -1,4 +1,5 @@
-"""Caches in front of hosts: /etc/btrfs-ublk/hosts.toml (docs/design/hosts.md)."""
+"""Caches in front of hosts, and where mirrors of registries are named:
+/etc/btrfs-ublk/hosts.toml (docs/design/hosts.md)."""
 
 from __future__ import annotations
 
@@ -90,17 +91,35 @@ def hosts_path() -> Path:
 def read_hosts(path: Path | None = None) -> tuple[Rule, ...]:
     """Return the rules of this machine; none without a file. Raises UsageError."""
     path = path or hosts_path()
-    keys = read_trusted_toml(path)
-    if keys is None:
-        return ()
-    if unknown := keys.keys() - {"via"}:
-        raise UsageError(
-            f"{path}: key {min(unknown)!r} is unknown", hint="write [[via]]"
-        )
-    tables = keys.get("via", [])
+    tables = _read(path).get("via", [])
     if not isinstance(tables, list):
         raise UsageError(f"{path}: via is no list of tables", hint="write [[via]]")
     return tuple(_rule(table, str(path)) for table in tables)
+
+
+def containerd_directory(path: Path | None = None) -> Path | None:
+    """Return the directory with containerd's hosts.toml of each registry; None unless
+    the file names it. Raises UsageError."""
+    path = path or hosts_path()
+    named = _read(path).get("containerd")
+    if named is None:
+        return None
+    if not isinstance(named, str) or not os.path.isabs(named):
+        raise UsageError(
+            f"{path}: containerd is {named!r}, not an absolute path in quotes",
+            hint='write containerd = "/etc/containerd/certs.d"',
+        )
+    return Path(named)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    keys = read_trusted_toml(path) or {}
+    if unknown := keys.keys() - {"via", "containerd"}:
+        raise UsageError(
+            f"{path}: key {min(unknown)!r} is unknown",
+            hint="there are: [[via]], containerd",
+        )
+    return keys
 
 
 def _rule(table: object, where: str) -> Rule:

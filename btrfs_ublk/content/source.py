@@ -23,6 +23,7 @@ class Mirror(TypedDict, total=False):
     tag: str
     digest: str
     docker_config: str
+    namespace: str
     anonymous: bool
     bucket: str
     key: str

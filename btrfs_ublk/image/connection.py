@@ -83,7 +83,7 @@ def deadline(response: requests.Response, size_bytes: int) -> Iterator[None]:
 class Connection:
     """Requests about one repository of a registry, or of a web server, which has
     ``base`` as its URL. ``actions`` are what a token is to allow, ``pull`` or
-    ``pull,push``."""
+    ``pull,push``. A mirror is told of which registry it is one, its ``namespace``."""
 
     def __init__(
         self,
@@ -93,6 +93,8 @@ class Connection:
         *,
         actions: str = "pull",
         base: str | None = None,
+        namespace: str | None = None,
+        tries: int = _MAX_TRIES,
     ) -> None:
         host = _HUB_HOST if registry == _HUB else registry
         self.place = f"{registry}/{repository}"
@@ -101,6 +103,7 @@ class Connection:
         self._access = access
         scheme = "http" if access.insecure else "https"
         self._base = base or f"{scheme}://{host}/v2/"
+        self._namespace, self._tries = namespace, tries
         self._login: Login | None = None
         #: What is sent with each request once the registry has asked for it.
         self._authorization: str | None = None
@@ -146,7 +149,10 @@ class Connection:
 
     def url(self, path: str) -> str:
         """Return the URL of ``path`` below the interface's root, or of a Location."""
-        return urljoin(self._base, path)
+        url = urljoin(self._base, path)
+        if self._namespace is None:
+            return url
+        return f"{url}{'&' if '?' in url else '?'}ns={self._namespace}"
 
     def request(
         self,
@@ -157,7 +163,7 @@ class Connection:
         ok: tuple[int, ...],
         headers: Mapping[str, str] | None = None,
         body: Body | None = None,
-        tries: int = _MAX_TRIES,
+        tries: int | None = None,
         leave: bool = True,
     ) -> requests.Response:
         """Send a request until it is answered with one of the statuses ``ok``. The
@@ -170,6 +176,7 @@ class Connection:
         pause_s = _FIRST_PAUSE_S
         until_s = time.monotonic() + _PATIENCE_S
         learned = tried = 0
+        tries = tries or self._tries
         while True:
             tried += 1
             try:

@@ -7,6 +7,8 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
@@ -33,6 +35,7 @@ from btrfs_ublk.image.documents import (
     digest_of,
     parse_document,
 )
+from btrfs_ublk.image.mirrors import registry_mirrors
 from btrfs_ublk.image.reference import Reference, check_tag
 from btrfs_ublk.image.repository import (
     MAX_BREAKS,
@@ -61,6 +64,15 @@ _NO_INTERFACE = (301, 302, 303, 307, 308, 400, 404, 405, 406)
 _ACCEPT = ", ".join((*INDEXES, *MANIFESTS))
 
 
+@contextmanager
+def _passed_over() -> Iterator[None]:
+    """Take a mirror's failure for no answer: the next place is asked."""
+    try:
+        yield
+    except (RegistryError, InvalidImageError, requests.RequestException) as error:
+        log.info("%s", error)
+
+
 class RegistryRepository(Repository):
     """A repository of a registry, to read, or to write as well."""
 
@@ -75,12 +87,25 @@ class RegistryRepository(Repository):
             access,
             actions="pull,push" if writing else "pull",
         )
+        mirrors = () if writing else registry_mirrors(reference.registry)
+        self._mirrors = {
+            mirror: Connection(
+                mirror.host,
+                reference.repository,
+                replace(access, ca_file=mirror.ca_file, insecure=mirror.insecure),
+                base=mirror.base,
+                namespace=mirror.namespace,
+                tries=1,
+            )
+            for mirror in mirrors
+        }
 
     def __enter__(self) -> RegistryRepository:
         return self
 
     def close(self) -> None:
-        self._connection.close()
+        for connection in (*self._mirrors.values(), self._connection):
+            connection.close()
 
     def _path(self, rest: str) -> str:
         return f"{self._repository}/{rest}"
@@ -88,19 +113,27 @@ class RegistryRepository(Repository):
     def document(self, version: str) -> Document:
         """Return the index or manifest of a tag or digest. Raises RegistryError, and
         InvalidImageError for what has another digest."""
-        with self._connection.request(
+        by_digest = version.startswith("sha256:")
+        for mirror, connection in self._mirrors.items():
+            if by_digest or mirror.resolves:
+                with _passed_over():
+                    return self._document(connection, version)
+        return self._document(self._connection, version)
+
+    def _document(self, connection: Connection, version: str) -> Document:
+        with connection.request(
             "GET",
             self._path(f"manifests/{version}"),
             what=f"get the manifest {version}",
             ok=(200,),
             headers={"Accept": _ACCEPT},
         ) as response:
-            data = bounded(response, f"manifest {version} of {self.place}")
+            data = bounded(response, f"manifest {version} of {connection.place}")
             media_type = _media_type(response)
         digest = digest_of(data)
         if version.startswith("sha256:") and digest != version:
             raise InvalidImageError(
-                f"{self.place} answers for {version} with {digest}",
+                f"{connection.place} answers for {version} with {digest}",
                 hint="the registry is damaged, or somebody between has changed it",
             )
         return Document(digest, media_type, data)
@@ -162,8 +195,12 @@ class RegistryRepository(Repository):
     def referrers(self, digest: str) -> list[Descriptor]:
         """Return what refers to a manifest, by the registry's interface for that; those
         without it have a tag instead. Raises RegistryError, InvalidImageError."""
+        for connection in self._mirrors.values():
+            with _passed_over():
+                if found := self._referrers_by_interface(connection, digest):
+                    return found
         try:
-            found = self._referrers_by_interface(digest)
+            found = self._referrers_by_interface(self._connection, digest)
         except RegistryError as error:
             # There may be a tag, but that there is none says nothing then.
             if found := self._referrers_by_tag(digest):
@@ -171,14 +208,16 @@ class RegistryRepository(Repository):
             raise error
         return self._referrers_by_tag(digest) if found is None else found
 
-    def _referrers_by_interface(self, digest: str) -> list[Descriptor] | None:
+    def _referrers_by_interface(
+        self, connection: Connection, digest: str
+    ) -> list[Descriptor] | None:
         """None: the registry has no such interface."""
         found: list[Descriptor] = []
         path: str | None = self._path(f"referrers/{digest}")
-        where = f"the referrers of {digest} in {self.place}"
+        where = f"the referrers of {digest} in {connection.place}"
         for _ in range(_MAX_PAGES):
             assert path is not None
-            with self._connection.request(
+            with connection.request(
                 "GET",
                 path,
                 what=f"ask for {where}",
@@ -193,35 +232,68 @@ class RegistryRepository(Repository):
             found += descriptors(parse_document(data, where), "manifests", where)
             if path is None:
                 break
-            path = self._connection.url(path)
+            path = connection.url(path)
         return found
 
-    def _download_by_cache(self, one: Descriptor, path: Path) -> bool:
-        """Get all of a blob from a cache, verified. Returns whether one had it."""
-        where = self._path(f"blobs/{one.digest}")
-        caches = self._connection.caches(where)[:_MAX_CACHES]
-        if not caches or (path.exists() and path.stat().st_size):
-            return False
-        return any(self._ask_cache(cache, where, one, path) for cache in caches)
+    def get_blob(self, one: Descriptor) -> bytes:
+        """Return a small blob, verified; mirrors are asked first."""
+        for connection in self._mirrors.values():
+            with _passed_over():
+                data = b"".join(self._parts_of_mirror(connection, one))
+                if digest_of(data) == one.digest:
+                    return data
+                log.warning("%s: wrong bytes of %s", connection.place, one.digest)
+        return super().get_blob(one)
 
-    def _ask_cache(self, cache: str, where: str, one: Descriptor, path: Path) -> bool:
-        """Get all of a blob from one cache. Returns whether it is right."""
+    def _download_by_cache(self, one: Descriptor, path: Path) -> bool:
+        """Get all of a blob from a mirror or a cache, verified. Returns whether one had
+        it."""
+        where = self._path(f"blobs/{one.digest}")
+        places = {
+            connection.place: self._parts_of_mirror(connection, one)
+            for connection in self._mirrors.values()
+        }
+        if not path.exists() or not path.stat().st_size:
+            for cache in self._connection.caches(where)[:_MAX_CACHES]:
+                places[cache] = self._parts_of_cache(cache, where, one.size)
+        return any(self._take(x, parts, one, path) for x, parts in places.items())
+
+    def _parts_of_mirror(
+        self, connection: Connection, one: Descriptor
+    ) -> Iterator[bytes]:
+        """Yield a blob of a mirror, unverified. Raises RegistryError,
+        requests.RequestException."""
+        count = 0
+        where = self._path(f"blobs/{one.digest}")
+        for part in read_rest(connection, where, connection.place, one, 0):
+            count += len(part)
+            if count > one.size:
+                raise requests.HTTPError("it sends more")
+            yield part
+
+    def _take(
+        self, place: str, parts: Iterator[bytes], one: Descriptor, path: Path
+    ) -> bool:
+        """Get all of a blob from one place. Returns whether it is right."""
         found = hashlib.sha256()
         try:
             # What is at ``path`` counts as the registry's, also after a kill. So what
-            # a cache sends has no name before it is verified.
+            # others send has no name before it is verified.
             with (
                 new_file(path, replace=True, synced=True) as new,
                 open(new.fileno(), "wb", closefd=False) as file,
             ):
-                for part in self._parts_of_cache(cache, where, one.size):
+                for part in parts:
                     file.write(part)
                     found.update(part)
                 if f"sha256:{found.hexdigest()}" != one.digest:
-                    log.warning("%s: cache %s has wrong bytes", self.place, cache)
+                    log.warning("%s: %s has wrong bytes", self.place, place)
                     raise requests.HTTPError("wrong bytes")
         except requests.RequestException as error:
-            log.info("%s: cache %s: %s", self.place, cache, reason_of(error))
+            log.info("%s: %s: %s", self.place, place, reason_of(error))
+            return False
+        except RegistryError as error:
+            log.info("%s", error)
             return False
         return True
 

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 _DIGESTS = "digests"
 #: Keys of a mirror that say how its registry is asked; a definition's begin "image_".
 _ACCESS_KEYS = ("docker_config", "ca_file", "insecure")
+#: Keys of a source of an image that are not those of its mirror.
+_SOURCE_KEYS = ("size", "unit", "root", "codec", "digests", "index", "selection")
 _STAYS_HINT = "that stays: leave it so, or make another volume"
 
 
@@ -319,6 +321,21 @@ def _sources_of(image: dict[str, Any], directory: Path) -> list[tuple[int, Sourc
     ]
 
 
+def _with_mirrors(source: SourceKeys) -> SourceKeys:
+    """Return a source with the mirrors of its registry before the registry itself."""
+    from btrfs_ublk.image.mirrors import registry_mirrors
+
+    if source["kind"] != "oci":
+        return source
+    found = registry_mirrors(source["registry"])
+    if not found:
+        return source
+    rest = {key: source[key] for key in _SOURCE_KEYS if key in source}
+    own = {key: value for key, value in source.items() if key not in rest}
+    common = {key: x for key, x in own.items() if key not in ("ca_file", "insecure")}
+    return rest | {"mirrors": [*(common | x.keys() for x in found), own]}
+
+
 def map_image(volume: VolumeDirectory) -> None:
     """Map the data of the volume's image, unless that was done before."""
     image = volume.made().image
@@ -341,7 +358,7 @@ def map_image(volume: VolumeDirectory) -> None:
                 content.Addition(offset=first_bytes, source_offset=first_bytes),
             ]
         client.add(
-            [source for _, source in sources],
+            [_with_mirrors(source) for _, source in sources],
             additions,
             names=[f"the data of {image['name']}"] * len(sources),
         )

@@ -2,7 +2,8 @@
 /*
  * A blob of a container registry: `"registry"` (a host, and perhaps a port), `"repository"`,
  * `"digest"` ("sha256:..."), `"docker_config"` (a config.json; else the usual files), `"insecure"`
- * (http, on loopback only). remote.h has certificates and proxy.
+ * (http, on loopback only). remote.h has certificates and proxy. Where the host mirrors another
+ * registry, `"namespace"` names that one, and `"path"` is where its interface begins, if not at "/v2".
  *
  * The protocol is OCI distribution specification 1.1; its tokens are the "token authentication" of
  * the CNCF's distribution project.
@@ -35,12 +36,14 @@ enum {
 	TOKEN_JITTER = 10, /* of that part of its life, it is renewed sooner, by chance */
 };
 
+#define HOST_LETTERS "ABCDEFGHIJKLMNOPQRSTUVWXYZ.-:[]"
+
 static const char hub[] = "docker.io";
 static const char hub_host[] = "registry-1.docker.io";
 
 struct oci_mirror {
 	struct remote remote;
-	char *registry, *repository, *digest, *docker_config;
+	char *registry, *repository, *digest, *docker_config, *namespace, *path;
 	bool insecure;
 
 	/* What the registry asks for; under remote.lock. */
@@ -54,8 +57,9 @@ static char *url_of(const struct oci_mirror *oci, const char *what, const char *
 	const char *host = strcmp(oci->registry, hub) ? oci->registry : hub_host;
 	char *url = NULL;
 
-	if (asprintf(&url, "http%s://%s/v2/%s/%s/%s", oci->insecure ? "" : "s", host,
-		     oci->repository, what, name) < 0)
+	if (asprintf(&url, "http%s://%s%s/%s/%s/%s%s%s", oci->insecure ? "" : "s", host,
+		     oci->path ?: "/v2", oci->repository, what, name, oci->namespace ? "?ns=" : "",
+		     oci->namespace ?: "") < 0)
 		return NULL;
 	return url;
 }
@@ -311,11 +315,19 @@ static bool is_tag(const char *text)
 		       length;
 }
 
+static bool is_path(const char *text)
+{
+	size_t length = strlen(text);
+
+	return length > 1 && text[0] == '/' && text[length - 1] != '/' && !strstr(text, "//") &&
+	       !strstr(text, "..") && consists_of(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZ._-/");
+}
+
 static int check_names(const struct oci_mirror *oci, struct error *error)
 {
 	size_t length = strlen(oci->repository);
 
-	if (!consists_of(oci->registry, "ABCDEFGHIJKLMNOPQRSTUVWXYZ.-:[]"))
+	if (!consists_of(oci->registry, HOST_LETTERS))
 		return error_set(error, -EINVAL, "\"registry\" is '%s', no host[:port]",
 				 oci->registry);
 	if (!consists_of(oci->repository, "._-/") || oci->repository[0] == '/' ||
@@ -323,6 +335,13 @@ static int check_names(const struct oci_mirror *oci, struct error *error)
 	    strstr(oci->repository, ".."))
 		return error_set(error, -EINVAL, "\"repository\" is '%s', which is no valid name",
 				 oci->repository);
+	if (oci->namespace && !consists_of(oci->namespace, HOST_LETTERS))
+		return error_set(error, -EINVAL, "\"namespace\" is '%s', no host[:port]",
+				 oci->namespace);
+	if (oci->path && !is_path(oci->path))
+		return error_set(error, -EINVAL,
+				 "\"path\" is '%s', not \"/\" and names without a \"/\" at the end",
+				 oci->path);
 	if (!is_digest(oci->digest))
 		return error_set(error, -EINVAL,
 				 "\"digest\" is '%s', not \"sha256:\" and 64 hexadecimal digits",
@@ -375,6 +394,10 @@ static int oci_parse(struct mirror *mirror, json_t *keys, struct error *error)
 	if (!err)
 		err = keys_take_bool(keys, "insecure", &oci->insecure, error);
 	if (!err)
+		err = keys_take_string(keys, "namespace", false, &oci->namespace, error);
+	if (!err)
+		err = keys_take_string(keys, "path", false, &oci->path, error);
+	if (!err)
 		err = check_names(oci, error);
 	if (!err)
 		err = check_url(oci, error);
@@ -395,6 +418,8 @@ static void oci_close(struct mirror *mirror)
 	free(oci->digest);
 	free(oci->docker_config);
 	free(oci->challenge);
+	free(oci->namespace);
+	free(oci->path);
 }
 
 static char *oci_url(const struct mirror *mirror)

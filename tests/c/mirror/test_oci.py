@@ -429,6 +429,11 @@ def test_token_servers_that_make_no_sense(
         ({"digest": f"sha256:{'G' * 64}"}, "64 hexadecimal digits"),
         ({"docker_config": "config.json"}, "no absolute path"),
         ({"password": "x"}, "password"),
+        ({"namespace": "docker.io&x=1"}, "no host[:port]"),
+        ({"path": "v2"}, "names without"),
+        ({"path": "/v2/../x"}, "names without"),
+        ({"path": "/v2/"}, "names without"),
+        ({"path": "/v2?x"}, "names without"),
     ],
 )
 def test_refuses_wrong_keys(
@@ -442,6 +447,19 @@ def test_refuses_wrong_keys(
         "insecure": True,
     }
     assert text in mirror_refusal(sanitized_build, tmp_path, keys | changes)
+
+
+@pytest.mark.usefixtures("carrier")
+def test_a_mirror_is_told_of_which_registry(shell: Shell) -> None:
+    def answer(request: str) -> bytes:
+        return response(f"206 Partial\nContent-Range: bytes 0-9/{SIZE}", DATA[:10])
+
+    with scripted_server(answer) as server:
+        keys = {"namespace": "docker.io", "path": "/hub/v2"}
+        with shell(f"127.0.0.1:{server.port}", DIGEST, **keys) as mirror:
+            assert mirror.fetch(0, 10).data == DATA[:10]
+        (request,) = server.requests
+    assert request.split()[1] == f"/hub/v2/{REPOSITORY}/blobs/{DIGEST}?ns=docker.io"
 
 
 def _first_reads(request: str) -> bytes:

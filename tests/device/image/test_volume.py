@@ -208,6 +208,28 @@ def test_from_a_bucket(
 
 
 @pytest.mark.parametrize("front_end", ["fuse"])
+def test_from_a_mirror_of_a_registry(place: Place, registry: Registry) -> None:
+    """The registry that the image is named after cannot be reached."""
+    image, inode = image_of_a_file(place.root / "image")
+    layout = Layout.opened(image.name.path)
+    stored = Reference(registry.host, "some/app", "app")
+    access = RegistryAccess(ca_file=registry.ca_file)
+    with open_repository(stored, access, writing=True) as repository:
+        push_image(layout, layout.find("app"), stored, repository)
+    mirrors = place.root / "etc/certs.d/registry.invalid"
+    mirrors.mkdir(parents=True)
+    (place.root / "etc/hosts.toml").write_text(f'containerd = "{mirrors.parent}"\n')
+    (mirrors / "hosts.toml").write_text(
+        f'[host."https://{registry.host}"]\nca = "{registry.ca_file}"\n'
+    )
+    name = f"registry.invalid/some/app@{image.sealed}"
+    up_volume(NAME, place.definition(image=name), base=place.base)
+    assert content(place.target, inode) == DATA
+    down_volume(NAME, base=place.base)
+    up_volume(NAME, place.definition(image=name), base=place.base)
+
+
+@pytest.mark.parametrize("front_end", ["fuse"])
 def test_from_a_web_server(need: Need, place: Place, tmp_path: Path) -> None:
     need(NGINX)
     with web_server(tmp_path) as server:
