@@ -3,9 +3,11 @@
 
 #include <stdlib.h>
 
+#include "lazy/fetcher_ops.h"
+
 void *attachment_of(struct fetcher *fetcher, const struct attachment_kind *kind)
 {
-	struct attachment **first = fetcher_attachments(fetcher), *attachment = *first;
+	struct attachment *attachment = fetcher->attachments;
 
 	while (attachment && attachment->kind != kind)
 		attachment = attachment->next;
@@ -17,17 +19,17 @@ void *attachment_of(struct fetcher *fetcher, const struct attachment_kind *kind)
 		return NULL;
 	}
 	attachment->kind = kind;
-	attachment->next = *first;
-	*first = attachment;
+	attachment->next = fetcher->attachments;
+	fetcher->attachments = attachment;
 	return attachment;
 }
 
 void attachments_close(struct fetcher *fetcher)
 {
-	struct attachment **first = fetcher_attachments(fetcher), *attachment;
+	struct attachment *attachment;
 
-	while ((attachment = *first)) {
-		*first = attachment->next;
+	while ((attachment = fetcher->attachments)) {
+		fetcher->attachments = attachment->next;
 		attachment->kind->close(attachment);
 	}
 }

@@ -27,7 +27,5 @@ struct attachment_kind {
 /* What the fetcher has of this kind; made if there is none yet. Returns NULL without memory. */
 void *attachment_of(struct fetcher *fetcher, const struct attachment_kind *kind);
 void attachments_close(struct fetcher *fetcher);
-/* Where the fetcher has them. */
-struct attachment **fetcher_attachments(struct fetcher *fetcher);
 
 #endif

@@ -8,7 +8,7 @@
 #include "base/cleanup.h"
 #include "lazy/attachment.h"
 #include "lazy/codec.h"
-#include "lazy/fetcher.h"
+#include "lazy/fetcher_ops.h"
 #include "lazy/kept.h"
 #include "lazy/run.h"
 #include "lazy/selection.h"
@@ -83,7 +83,7 @@ static int open_buffers(struct attachment *attachment, struct fetcher *fetcher)
 
 	list_init(&buffers->waiting);
 	list_init(&buffers->arriving);
-	kept_open(&buffers->kept, fetcher_loop(fetcher));
+	kept_open(&buffers->kept, fetcher->loop);
 	return 0;
 }
 
@@ -206,7 +206,8 @@ static void ask(struct coded_run *coded)
 	run->length = coded->until - coded->from;
 	run->coded_bytes = run->length;
 	if (!coded->coded)
-		run_failed(run, -ENOMEM, FETCH_TRANSIENT, "no memory for %u bytes", run->length);
+		run_failed(run, FETCH_TRANSIENT,
+			   error_set(&run->error, -ENOMEM, "no memory for %u bytes", run->length));
 	else if (run->length)
 		coded->kind->inner->start(run);
 	else
@@ -419,7 +420,7 @@ static void arrived(struct coded_run *coded)
 		share(coded);
 	coded->job.work = decode;
 	coded->job.done = decoded;
-	fetcher_mirror_submit(coded->run->fetcher, &coded->job);
+	coded->run->fetcher->ops->submit(coded->run->fetcher, &coded->job);
 }
 
 static void coded_over(struct run *run)
@@ -463,7 +464,8 @@ static void coded_start(struct run *run)
 	struct iovec place = {};
 
 	if (!coded) {
-		run_failed(run, -ENOMEM, FETCH_TRANSIENT, "no memory for a request");
+		run_failed(run, FETCH_TRANSIENT,
+			   error_set(&run->error, -ENOMEM, "no memory for a request"));
 		return;
 	}
 	coded->run = run;

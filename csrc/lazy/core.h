@@ -159,14 +159,6 @@ struct fetch_counts {
 		unstored_bytes; /* of units that are to be put in the cache; part of `buffer_bytes` */
 };
 
-/* Of fetch processes. See base/relaxed.h. */
-struct process_counts {
-	uint64_t started, died; /* `died`: also those that had to be killed, but not idle ones */
-	uint64_t failed;	/* could not be started */
-	uint64_t running;
-	uint64_t lacks; /* of the newest; see base/confine_process.h */
-};
-
 /*
  * The error of the last write to the map or the cache; 0 again when one succeeds. See
  * base/relaxed.h.
@@ -225,7 +217,6 @@ struct core {
 	unsigned missed_next;
 	uint64_t missed_until_ns; /* of the newest */
 	struct fetch_counts counts;
-	struct process_counts processes;
 	struct disk_error disks[DISKS];
 };
 

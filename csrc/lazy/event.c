@@ -99,11 +99,26 @@ static bool has_room(void)
 	return ++logged <= LINES_PER_S;
 }
 
+static void (*elsewhere)(const struct event *event, const char *text);
+
+void event_send_to(void (*log)(const struct event *event, const char *text))
+{
+	elsewhere = log;
+}
+
 void event_log(const struct event *event, const char *format, ...)
 {
+	char text[FIELD_BYTES];
 	struct line line;
 	va_list args;
 
+	if (elsewhere) {
+		va_start(args, format);
+		vsnprintf(text, sizeof(text), format, args);
+		va_end(args);
+		elsewhere(event, text);
+		return;
+	}
 	if (!has_room())
 		return;
 	begin(&line, event->name);

@@ -31,5 +31,10 @@ void event_log(const struct event *event, const char *format, ...)
 /* Logs an event of a host. These are rare, so their number is not limited. */
 void event_log_host(const char *name, const char *host, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
+/*
+ * Has what event_log() is told go there, in a program without a log of its own. To be called before
+ * there are other threads.
+ */
+void event_send_to(void (*log)(const struct event *event, const char *text));
 
 #endif

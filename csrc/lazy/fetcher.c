@@ -20,6 +20,7 @@
 #include "lazy/attachment.h"
 #include "lazy/complete.h"
 #include "lazy/core.h"
+#include "lazy/fetcher_ops.h"
 #include "lazy/fetchstats.h"
 #include "lazy/inquiry.h"
 #include "lazy/layout.h"
@@ -43,7 +44,8 @@ enum {
 	CACHE_WORKERS = 3,	  /* one of them puts units in */
 };
 
-struct fetcher {
+struct server_fetcher {
+	struct fetcher fetcher; /* what others know of it */
 	struct core core;
 	struct prefetch prefetch;
 	struct complete complete;
@@ -62,7 +64,6 @@ struct fetcher {
 	unsigned mirror_jobs;	     /* some belong to fetches that were given up */
 	unsigned inquiries;	     /* of threads that wait */
 	bool stopping;		     /* atomic */
-	struct attachment *attachments;
 };
 
 struct read_ahead_message {
@@ -71,7 +72,12 @@ struct read_ahead_message {
 	uint64_t first, last; /* units */
 };
 
-static void close_handles(struct fetcher *fetcher)
+static struct server_fetcher *server_of(struct fetcher *fetcher)
+{
+	return container_of(fetcher, struct server_fetcher, fetcher);
+}
+
+static void close_handles(struct server_fetcher *fetcher)
 {
 	uv_close((uv_handle_t *)&fetcher->after_wait, NULL);
 	uv_close((uv_handle_t *)&fetcher->before_wait, NULL);
@@ -81,7 +87,7 @@ static void close_handles(struct fetcher *fetcher)
 }
 
 /* Once the fetcher is ending, checks whether all has ended. */
-static void try_to_end(struct fetcher *fetcher)
+static void try_to_end(struct server_fetcher *fetcher)
 {
 	const struct core *core = &fetcher->core;
 
@@ -89,7 +95,7 @@ static void try_to_end(struct fetcher *fetcher)
 	    fetcher->complete.looking)
 		return;
 	close_handles(fetcher);
-	attachments_close(fetcher);
+	attachments_close(&fetcher->fetcher);
 }
 
 static void do_nothing(uv_idle_t *has_more)
@@ -97,7 +103,7 @@ static void do_nothing(uv_idle_t *has_more)
 	(void)has_more;
 }
 
-static void step(struct fetcher *fetcher)
+static void step(struct server_fetcher *fetcher)
 {
 	if (core_step(&fetcher->core))
 		uv_idle_start(&fetcher->has_more, do_nothing);
@@ -114,7 +120,7 @@ static void on_waited(uv_check_t *after_wait)
 /* Takes what timers have put. */
 static void on_wait(uv_prepare_t *before_wait)
 {
-	struct fetcher *fetcher = before_wait->data;
+	struct server_fetcher *fetcher = before_wait->data;
 
 	step(fetcher);
 	if (fetcher->core.ending && !uv_is_closing((uv_handle_t *)before_wait))
@@ -125,7 +131,7 @@ static void on_wait(uv_prepare_t *before_wait)
  * Reads the eventfd, and has epoll report each further write: libuv asks for what is readable, and
  * leaves its entry alone from then on.
  */
-static void settle_wake(struct fetcher *fetcher)
+static void settle_wake(struct server_fetcher *fetcher)
 {
 	int fd = fetcher->core.wake_fd;
 	struct epoll_event edges = { .events = EPOLLIN | EPOLLET, .data.fd = fd };
@@ -137,7 +143,7 @@ static void settle_wake(struct fetcher *fetcher)
 
 static void on_wake(uv_poll_t *wake, int status, int events)
 {
-	struct fetcher *fetcher = wake->data;
+	struct server_fetcher *fetcher = wake->data;
 	struct core *core = &fetcher->core;
 	bool stopping;
 
@@ -161,7 +167,7 @@ static void on_wake(uv_poll_t *wake, int status, int events)
 
 static void *fetcher_main(void *argument)
 {
-	struct fetcher *fetcher = argument;
+	struct server_fetcher *fetcher = argument;
 
 	lazy_thread_init("fetcher", CONFINE_FETCH);
 	uv_run(&fetcher->loop, UV_RUN_DEFAULT);
@@ -180,50 +186,50 @@ static void cache_finished(struct worker_pool *pool, struct pool_job *job)
 
 static void mirror_finished(struct worker_pool *pool, struct pool_job *job)
 {
-	core_send(&container_of(pool, struct fetcher, mirror_workers)->core, &job->ended);
+	core_send(&container_of(pool, struct server_fetcher, mirror_workers)->core, &job->ended);
 }
 
 static void spawn_finished(struct worker_pool *pool, struct pool_job *job)
 {
-	core_send(&container_of(pool, struct fetcher, spawners)->core, &job->ended);
+	core_send(&container_of(pool, struct server_fetcher, spawners)->core, &job->ended);
 }
 
 static void mirror_job_ended(struct core *core, struct completion *completion)
 {
 	struct pool_job *job = container_of(completion, struct pool_job, ended);
 
-	core->fetcher->mirror_jobs--;
+	server_of(core->fetcher)->mirror_jobs--;
 	job->done(job);
 }
 
-void fetcher_mirror_submit(struct fetcher *fetcher, struct pool_job *job)
+static void submit(struct fetcher *fetcher, struct pool_job *job)
 {
+	struct server_fetcher *server = server_of(fetcher);
+
 	job->ended.take = mirror_job_ended;
-	fetcher->mirror_jobs++;
-	worker_pool_submit(&fetcher->mirror_workers, job);
+	server->mirror_jobs++;
+	worker_pool_submit(&server->mirror_workers, job);
 }
 
-void fetcher_spawn(struct fetcher *fetcher, struct pool_job *job)
+static void spawn(struct fetcher *fetcher, struct pool_job *job)
 {
+	struct server_fetcher *server = server_of(fetcher);
+
 	job->ended.take = mirror_job_ended;
-	fetcher->mirror_jobs++;
-	worker_pool_submit(&fetcher->spawners, job);
+	server->mirror_jobs++;
+	worker_pool_submit(&server->spawners, job);
 }
 
-struct process_counts *fetcher_processes(struct fetcher *fetcher)
+static bool cancel(struct fetcher *fetcher, struct pool_job *job)
 {
-	return &fetcher->core.processes;
-}
+	struct server_fetcher *server = server_of(fetcher);
+	bool back = worker_pool_cancel(&server->mirror_workers, job);
 
-bool fetcher_mirror_cancel(struct fetcher *fetcher, struct pool_job *job)
-{
-	bool back = worker_pool_cancel(&fetcher->mirror_workers, job);
-
-	fetcher->mirror_jobs -= back;
+	server->mirror_jobs -= back;
 	return back;
 }
 
-static int init_loop(struct fetcher *fetcher)
+static int init_loop(struct server_fetcher *fetcher)
 {
 	int err = uv_loop_init(&fetcher->loop);
 
@@ -253,7 +259,7 @@ static unsigned count_cpus(void)
 	return sched_getaffinity(0, sizeof(cpus), &cpus) ? 1 : (unsigned)CPU_COUNT(&cpus);
 }
 
-static void set_options(struct fetcher *fetcher, const struct fetcher_options *options)
+static void set_options(struct server_fetcher *fetcher, const struct fetcher_options *options)
 {
 	unsigned cpus = count_cpus();
 
@@ -271,7 +277,7 @@ static void set_options(struct fetcher *fetcher, const struct fetcher_options *o
 	};
 }
 
-static int start_threads(struct fetcher *fetcher, bool spawns)
+static int start_threads(struct server_fetcher *fetcher, bool spawns)
 {
 	struct core *core = &fetcher->core;
 	int err = lazy_small_stacks();
@@ -306,7 +312,7 @@ static int start_threads(struct fetcher *fetcher, bool spawns)
 	return err;
 }
 
-static void free_all(struct fetcher *fetcher)
+static void free_all(struct server_fetcher *fetcher)
 {
 	struct core *core = &fetcher->core;
 
@@ -328,65 +334,32 @@ static void free_all(struct fetcher *fetcher)
 	free(fetcher);
 }
 
-int fetcher_start(const struct fetcher_options *options, struct store *store, struct cache *cache,
-		  struct fetcher **fetcher)
-{
-	struct fetcher *made = calloc(1, sizeof(*made));
-	struct core *core;
-	int err;
-
-	if (!made)
-		return -ENOMEM;
-	core = &made->core;
-	core->fetcher = made;
-	core->store = store;
-	core->cache = cache;
-	set_options(made, options);
-	core_init(core);
-	prefetch_init(&made->prefetch, core);
-	complete_init(&made->complete, core, &made->prefetch);
-	err = init_loop(made);
-	if (err) {
-		free(made);
-		return err;
-	}
-	/* Fetched once, because EVP_sha256() would look it up each time, under a lock. */
-	core->sha256 = crypto_is_ready() ? EVP_MD_fetch(NULL, "SHA256", NULL) : NULL;
-	core->hash = EVP_MD_CTX_new();
-	err = core->sha256 && core->hash ? start_threads(made, options->spawns) : -ENOMEM;
-	if (!err) {
-		*fetcher = made;
-		return 0;
-	}
-	/* No thread runs the loop now, so run it here to close its handles. */
-	close_handles(made);
-	uv_run(&made->loop, UV_RUN_DEFAULT);
-	free_all(made);
-	return err;
-}
-
 void fetcher_abandon(struct fetcher *fetcher)
 {
-	relaxed_store(&fetcher->core.abandoned, true);
-	eventfd_write(fetcher->core.wake_fd, 1);
+	struct core *core = &server_of(fetcher)->core;
+
+	relaxed_store(&core->abandoned, true);
+	eventfd_write(core->wake_fd, 1);
 }
 
 int fetcher_stop(struct fetcher *fetcher)
 {
-	__atomic_store_n(&fetcher->stopping, true, __ATOMIC_RELEASE);
+	struct server_fetcher *server = server_of(fetcher);
+
+	__atomic_store_n(&server->stopping, true, __ATOMIC_RELEASE);
 	fetcher_abandon(fetcher);
-	if (!clock_join(fetcher->thread, STOP_WAIT_MS)) {
+	if (!clock_join(server->thread, STOP_WAIT_MS)) {
 		/* Whoever has answered to readers may be closed. */
-		(void)__atomic_load_n(&fetcher->core.ending, __ATOMIC_ACQUIRE);
+		(void)__atomic_load_n(&server->core.ending, __ATOMIC_ACQUIRE);
 		return -ETIMEDOUT;
 	}
-	free_all(fetcher);
+	free_all(server);
 	return 0;
 }
 
 void fetcher_read(struct fetcher *fetcher, struct lazy_read *read)
 {
-	read_send(&fetcher->core, read);
+	read_send(&server_of(fetcher)->core, read);
 }
 
 static void read_ahead(struct core *core, struct completion *completion)
@@ -415,7 +388,7 @@ void fetcher_read_ahead(struct fetcher *fetcher, struct source *source, uint64_t
 	message->first = unit_of(source, offset);
 	message->last = unit_of(source, offset + length - 1);
 	message->sent.take = read_ahead;
-	core_send(&fetcher->core, &message->sent);
+	core_send(&server_of(fetcher)->core, &message->sent);
 }
 
 /* A thread that waits for an answer. */
@@ -431,7 +404,7 @@ static void tell_asker(struct core *core, struct completion *completion)
 {
 	struct asker *asker = container_of(completion, struct asker, sent);
 
-	core->fetcher->inquiries--;
+	server_of(core->fetcher)->inquiries--;
 	pthread_mutex_lock(&asker->lock);
 	asker->answered = true;
 	/* NB: it ends with the lock. */
@@ -445,14 +418,14 @@ static void inquiry_done(struct inquiry *inquiry)
 	struct asker *asker = inquiry->asker;
 
 	asker->sent.take = tell_asker;
-	completion_put(&inquiry->fetcher->core, &asker->sent);
+	completion_put(&server_of(inquiry->fetcher)->core, &asker->sent);
 }
 
 static void take_inquiry(struct core *core, struct completion *completion)
 {
 	struct inquiry *inquiry = container_of(completion, struct asker, sent)->inquiry;
 
-	core->fetcher->inquiries++;
+	server_of(core->fetcher)->inquiries++;
 	if (!core->ending) {
 		inquiry->mirror->ops->inquire(inquiry);
 		return;
@@ -461,7 +434,7 @@ static void take_inquiry(struct core *core, struct completion *completion)
 	inquiry_done(inquiry);
 }
 
-void fetcher_inquire(struct fetcher *fetcher, struct inquiry *inquiry)
+static void inquire(struct fetcher *fetcher, struct inquiry *inquiry)
 {
 	struct asker asker = {
 		.inquiry = inquiry,
@@ -472,39 +445,75 @@ void fetcher_inquire(struct fetcher *fetcher, struct inquiry *inquiry)
 
 	inquiry->asker = &asker;
 	inquiry->done = inquiry_done;
-	core_send(&fetcher->core, &asker.sent);
+	core_send(&server_of(fetcher)->core, &asker.sent);
 	pthread_mutex_lock(&asker.lock);
 	while (!asker.answered)
 		pthread_cond_wait(&asker.changed, &asker.lock);
 	pthread_mutex_unlock(&asker.lock);
 }
 
+static const struct fetcher_ops ops = {
+	.submit = submit,
+	.cancel = cancel,
+	.spawn = spawn,
+	.inquire = inquire,
+};
+
+int fetcher_start(const struct fetcher_options *options, struct store *store, struct cache *cache,
+		  struct fetcher **fetcher)
+{
+	struct server_fetcher *made = calloc(1, sizeof(*made));
+	struct core *core;
+	int err;
+
+	if (!made)
+		return -ENOMEM;
+	core = &made->core;
+	made->fetcher.ops = &ops;
+	made->fetcher.loop = &made->loop;
+	core->fetcher = &made->fetcher;
+	core->store = store;
+	core->cache = cache;
+	set_options(made, options);
+	core_init(core);
+	prefetch_init(&made->prefetch, core);
+	complete_init(&made->complete, core, &made->prefetch);
+	err = init_loop(made);
+	if (err) {
+		free(made);
+		return err;
+	}
+	/* Fetched once, because EVP_sha256() would look it up each time, under a lock. */
+	core->sha256 = crypto_is_ready() ? EVP_MD_fetch(NULL, "SHA256", NULL) : NULL;
+	core->hash = EVP_MD_CTX_new();
+	err = core->sha256 && core->hash ? start_threads(made, options->spawns) : -ENOMEM;
+	if (!err) {
+		*fetcher = &made->fetcher;
+		return 0;
+	}
+	/* No thread runs the loop now, so run it here to close its handles. */
+	close_handles(made);
+	uv_run(&made->loop, UV_RUN_DEFAULT);
+	free_all(made);
+	return err;
+}
+
 struct prefetch *fetcher_prefetch(struct fetcher *fetcher)
 {
-	return &fetcher->prefetch;
+	return &server_of(fetcher)->prefetch;
 }
 
 struct complete *fetcher_complete(struct fetcher *fetcher)
 {
-	return &fetcher->complete;
+	return &server_of(fetcher)->complete;
 }
 
-uint64_t fetcher_unstored_bytes(const struct fetcher *fetcher)
+uint64_t fetcher_unstored_bytes(struct fetcher *fetcher)
 {
-	return relaxed_load(&fetcher->core.counts.unstored_bytes);
+	return relaxed_load(&server_of(fetcher)->core.counts.unstored_bytes);
 }
 
 json_t *fetcher_stats_json(struct fetcher *fetcher)
 {
-	return fetchstats_json(&fetcher->core);
-}
-
-struct uv_loop_s *fetcher_loop(struct fetcher *fetcher)
-{
-	return &fetcher->loop;
-}
-
-struct attachment **fetcher_attachments(struct fetcher *fetcher)
-{
-	return &fetcher->attachments;
+	return fetchstats_json(&server_of(fetcher)->core);
 }

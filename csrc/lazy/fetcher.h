@@ -10,18 +10,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "lazy/worker_pool.h"
-
 struct cache;
-struct process_counts;
 struct complete;
 struct fetcher;
-struct inquiry;
 struct lazy_read;
 struct prefetch;
 struct source;
 struct store;
-struct uv_loop_s;
 
 struct fetcher_options {
 	unsigned workers;	   /* threads, besides one spare; 0: one per CPU, from 2 to 8 */
@@ -36,7 +31,7 @@ struct fetcher_options {
 	 * instead; 0: as hosts usually take, and 5000 at most
 	 */
 	unsigned silent_ms;
-	bool spawns; /* kinds of mirrors start programs of ours; see fetcher_spawn() */
+	bool spawns; /* kinds of mirrors start programs of ours; see fetcher_ops.h */
 };
 
 /*
@@ -65,11 +60,6 @@ void fetcher_abandon(struct fetcher *fetcher);
  */
 void fetcher_read_ahead(struct fetcher *fetcher, struct source *source, uint64_t offset,
 			uint64_t length);
-/*
- * Has a mirror asked (inquiry.h), and waits for the outcome. On any thread but the fetcher's; not
- * while it is stopped. inquiry->done is the fetcher's own.
- */
-void fetcher_inquire(struct fetcher *fetcher, struct inquiry *inquiry);
 /* Its prefetch (prefetch.h). Any thread may call this. */
 struct prefetch *fetcher_prefetch(struct fetcher *fetcher);
 /* Its background completion (complete.h). Any thread may call this. */
@@ -80,26 +70,7 @@ struct complete *fetcher_complete(struct fetcher *fetcher);
  * there keep this small, because units are dropped where readers need the memory. Any thread may
  * call this.
  */
-uint64_t fetcher_unstored_bytes(const struct fetcher *fetcher);
-
-/* The loop that transfers of mirrors run on. Only for kinds of mirrors, on the fetcher's thread. */
-struct uv_loop_s *fetcher_loop(struct fetcher *fetcher);
-
-/*
- * Gives a mirror's job to workers that do nothing else, so that units are still verified when they
- * hang. Only on the fetcher's thread.
- */
-void fetcher_mirror_submit(struct fetcher *fetcher, struct pool_job *job);
-/* Takes such a job back. Returns false when it has begun already. Only on the fetcher's thread. */
-bool fetcher_mirror_cancel(struct fetcher *fetcher, struct pool_job *job);
-
-/*
- * Gives a job to the thread that may start processes of other users, and end them. They end when it
- * does. Only on the fetcher's thread.
- */
-void fetcher_spawn(struct fetcher *fetcher, struct pool_job *job);
-/* The counters of its processes, for whoever starts some. Only on the fetcher's thread. */
-struct process_counts *fetcher_processes(struct fetcher *fetcher);
+uint64_t fetcher_unstored_bytes(struct fetcher *fetcher);
 
 /*
  * Returns counters as a new reference: fetched, verified, failed, in flight, by mirror and by host.

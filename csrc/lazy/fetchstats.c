@@ -5,6 +5,7 @@
 
 #include "base/relaxed.h"
 #include "lazy/core.h"
+#include "lazy/fetcher_ops.h"
 #include "lazy/process/channel.h"
 
 static int set(json_t *object, const char *key, const uint64_t *number)
@@ -94,7 +95,7 @@ void disk_note(struct core *core, unsigned disk, int err)
 /* What is lacking is named as in docs/design/threat-model.md. */
 static int add_process(json_t *stats, const struct core *core)
 {
-	const struct process_counts *counts = &core->processes;
+	const struct process_counts *counts = &core->fetcher->processes;
 	json_t *lacks = json_array();
 	json_t *process = json_pack("{s:b, s:o}", "running", (int)relaxed_load(&counts->running),
 				    "lacks", lacks);

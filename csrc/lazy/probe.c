@@ -4,7 +4,7 @@
 #include <errno.h>
 
 #include "base/clock.h"
-#include "lazy/fetcher.h"
+#include "lazy/fetcher_ops.h"
 #include "lazy/inquiry.h"
 
 static int ask(struct fetcher *fetcher, struct inquiry *inquiry, uint32_t timeout_ms,
@@ -14,7 +14,7 @@ static int ask(struct fetcher *fetcher, struct inquiry *inquiry, uint32_t timeou
 		return error_set(error, -ENOTCONN, "nobody asks servers here");
 	inquiry->fetcher = fetcher;
 	inquiry->deadline_ns = clock_now_ns() + timeout_ms * NS_PER_MS;
-	fetcher_inquire(fetcher, inquiry);
+	fetcher->ops->inquire(fetcher, inquiry);
 	if (!inquiry->result)
 		return 0;
 	if (*inquiry->error.hint)

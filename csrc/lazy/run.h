@@ -122,9 +122,13 @@ struct run {
 	struct completion news;
 };
 
-/* Fills in the outcome of a failed run, printf()-like, and calls sink->over(). */
-void run_failed(struct run *run, int err, enum fetch_failure failure, const char *format, ...)
-	__attribute__((format(printf, 4, 5)));
+/* Ends a run that has failed, with its error filled in: `err` is what error_set() returns. */
+static inline void run_failed(struct run *run, enum fetch_failure failure, int err)
+{
+	run->result = err;
+	run->failure = failure;
+	run->sink->over(run);
+}
 
 /* What follows is for the core. */
 

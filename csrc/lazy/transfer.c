@@ -13,7 +13,7 @@
 #include <uv.h>
 
 #include "lazy/attachment.h"
-#include "lazy/fetcher.h"
+#include "lazy/fetcher_ops.h"
 
 enum {
 	ALL_CONNECTIONS = 256,
@@ -301,7 +301,7 @@ static int open_transfers(struct attachment *attachment, struct fetcher *fetcher
 {
 	struct transfers *transfers = container_of(attachment, struct transfers, attachment);
 
-	transfers->loop = fetcher_loop(fetcher);
+	transfers->loop = fetcher->loop;
 	transfers->multi = curl_multi_init();
 	if (!transfers->multi || uv_timer_init(transfers->loop, &transfers->timer)) {
 		curl_multi_cleanup(transfers->multi);

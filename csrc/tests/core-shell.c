@@ -147,8 +147,8 @@ static void end_run(struct run *run)
 	if (chance(2))
 		give(run, chance(run->length));
 	run->cut = chance(2);
-	run_failed(run, -EIO, run->private ? FETCH_TRANSIENT : chance(FETCH_WRONG + 1),
-		   "it shall fail");
+	run_failed(run, run->private ? FETCH_TRANSIENT : chance(FETCH_WRONG + 1),
+		   error_set(&run->error, -EIO, "it shall fail"));
 }
 
 static void random_start(struct run *run)
@@ -173,7 +173,8 @@ static void random_cancel(struct run *run)
 	for (unsigned i = 0; i < RUNNING_MAX; i++) {
 		if (running[i] == run) {
 			running[i] = NULL;
-			run_failed(run, -ECANCELED, FETCH_TRANSIENT, "cancelled");
+			run_failed(run, FETCH_TRANSIENT,
+				   error_set(&run->error, -ECANCELED, "cancelled"));
 			return;
 		}
 	}
@@ -362,7 +363,7 @@ static void try_ends_of_others(void)
 		else
 			running[first] = NULL;
 		if (run)
-			run_failed(run, -ENOENT, FETCH_GONE, "it is gone");
+			run_failed(run, FETCH_GONE, error_set(&run->error, -ENOENT, "it is gone"));
 		require(core.units == 2, "a unit was freed outside of a step");
 		run_loop();
 	}

@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 #include "tests/fetcher.h"
 
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "lazy/event.h"
 #include "tests/fuzz.h"
 
 enum { JOBS_MAX = 1024, EXPIRES_MAX = 2000 };
 
-struct fetcher fuzz_fetcher;
+uv_loop_t fuzz_loop;
 uint64_t fuzz_now_ns, fuzz_budget;
 unsigned fuzz_job_count;
 
@@ -97,38 +94,21 @@ void fuzz_pass(uint64_t ns)
 
 /* The fetcher. */
 
-struct uv_loop_s *fetcher_loop(struct fetcher *fetcher)
-{
-	return &fetcher->loop;
-}
-
-struct attachment **fetcher_attachments(struct fetcher *fetcher)
-{
-	return &fetcher->attachments;
-}
-
-struct process_counts *fetcher_processes(struct fetcher *fetcher)
-{
-	return &fetcher->counts;
-}
-
-void fetcher_spawn(struct fetcher *fetcher, struct pool_job *job)
+static void submit(struct fetcher *fetcher, struct pool_job *job)
 {
 	(void)fetcher;
 	fuzz_require(fuzz_job_count < JOBS_MAX, "too many jobs");
 	jobs[fuzz_job_count++] = job;
 }
 
-void fetcher_mirror_submit(struct fetcher *fetcher, struct pool_job *job)
-{
-	fetcher_spawn(fetcher, job);
-}
-
-bool fetcher_mirror_cancel(struct fetcher *fetcher, struct pool_job *job)
+static bool cancel(struct fetcher *fetcher, struct pool_job *job)
 {
 	(void)fetcher, (void)job;
 	return false;
 }
+
+static const struct fetcher_ops ops = { .submit = submit, .cancel = cancel, .spawn = submit };
+struct fetcher fuzz_fetcher = { .ops = &ops, .loop = &fuzz_loop };
 
 void fuzz_do_job(unsigned number)
 {
@@ -145,15 +125,9 @@ void fuzz_do_jobs(void)
 		fuzz_do_job(0);
 }
 
-void event_log(const struct event *event, const char *format, ...)
+void fuzz_drop_event(const struct event *event, const char *text)
 {
-	char text[1024];
-	va_list args;
-
-	(void)event;
-	va_start(args, format);
-	vsnprintf(text, sizeof(text), format, args);
-	va_end(args);
+	(void)event, (void)text;
 }
 
 static struct fuzz_request *request_of(struct run *run)

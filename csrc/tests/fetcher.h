@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * In the place of a fetcher, for fuzzers of what fetches: its loop, a clock that only moves when it
+ * A fetcher for fuzzers of what fetches: its loop, a clock that only moves when it
  * is told to (link with -Wl,--wrap=clock_gettime), jobs that are done when the fuzzer says so, and
  * runs that check what they get.
  */
@@ -12,15 +12,9 @@
 #include <uv.h>
 
 #include "lazy/attachment.h"
-#include "lazy/core.h"
-#include "lazy/fetcher.h"
+#include "lazy/event.h"
+#include "lazy/fetcher_ops.h"
 #include "lazy/run.h"
-
-struct fetcher {
-	uv_loop_t loop;
-	struct attachment *attachments;
-	struct process_counts counts;
-};
 
 struct fuzz_request {
 	struct run run;
@@ -30,10 +24,13 @@ struct fuzz_request {
 };
 
 extern struct fetcher fuzz_fetcher;
+extern uv_loop_t fuzz_loop; /* its own; to be initialized */
 extern uint64_t fuzz_now_ns;
 extern uint64_t fuzz_budget; /* bytes that there is memory for */
 extern unsigned fuzz_job_count;
 
+/* For event_send_to(). */
+void fuzz_drop_event(const struct event *event, const char *text);
 /* Lets time pass: timers expire. */
 void fuzz_pass(uint64_t ns);
 /* Whether a timer is set. */

@@ -149,7 +149,7 @@ static void go_on(const struct fuzz_request *request)
 	     i < STEPS_MAX && (request->active || inquiry_active) && idle < IDLE_STEPS_MAX; i++) {
 		has_answered = false;
 		fuzz_do_jobs();
-		uv_run(&fuzz_fetcher.loop, UV_RUN_NOWAIT);
+		uv_run(&fuzz_loop, UV_RUN_NOWAIT);
 		for (struct peer *peer = peers; peer < peers + PEERS_MAX; peer++) {
 			if (peer->fd >= 0)
 				hear(peer);
@@ -167,7 +167,7 @@ static void end_all(struct fuzz_request *request)
 		for (struct peer *peer = peers; peer < peers + PEERS_MAX; peer++)
 			hang_up(peer);
 		fuzz_do_jobs();
-		uv_run(&fuzz_fetcher.loop, UV_RUN_NOWAIT);
+		uv_run(&fuzz_loop, UV_RUN_NOWAIT);
 		fuzz_pass(NS_PER_S);
 		/* libcurl looks names up on a thread. */
 		if (i > IDLE_STEPS_MAX)
@@ -239,27 +239,28 @@ static void run(const uint8_t *data, size_t length)
 	for (struct peer *peer = peers; peer < peers + PEERS_MAX; peer++)
 		hang_up(peer);
 	attachments_close(&fuzz_fetcher);
-	for (unsigned i = 0; i < STEPS_MAX && uv_loop_alive(&fuzz_fetcher.loop); i++) {
+	for (unsigned i = 0; i < STEPS_MAX && uv_loop_alive(&fuzz_loop); i++) {
 		fuzz_do_jobs();
-		uv_run(&fuzz_fetcher.loop, UV_RUN_NOWAIT);
+		uv_run(&fuzz_loop, UV_RUN_NOWAIT);
 	}
-	fuzz_require(!uv_loop_alive(&fuzz_fetcher.loop), "the loop has something left");
+	fuzz_require(!uv_loop_alive(&fuzz_loop), "the loop has something left");
 	source_free(source);
 }
 
 static void begin(const char *path)
 {
 	(void)path;
+	event_send_to(fuzz_drop_event);
 	remote_set_reader(read_credentials);
 	for (unsigned i = 0; i < PEERS_MAX; i++)
 		peers[i].fd = -1;
-	if (uv_loop_init(&fuzz_fetcher.loop))
+	if (uv_loop_init(&fuzz_loop))
 		abort();
 }
 
 static void end(void)
 {
-	uv_loop_close(&fuzz_fetcher.loop);
+	uv_loop_close(&fuzz_loop);
 }
 
 static const struct fuzzer fuzzer = {

@@ -17,6 +17,7 @@
 
 #include "base/fileio.h"
 #include "lazy/fetcher.h"
+#include "lazy/fetcher_ops.h"
 #include "lazy/inquiry.h"
 #include "lazy/map.h"
 #include "lazy/read.h"
@@ -75,13 +76,22 @@ void __wrap_fetcher_read(struct fetcher *fetcher, struct lazy_read *read)
 	__real_fetcher_read(fetcher, read);
 }
 
-void __wrap_fetcher_inquire(struct fetcher *fetcher, struct inquiry *inquiry);
-void __real_fetcher_inquire(struct fetcher *fetcher, struct inquiry *inquiry);
+static const struct fetcher_ops *usual_ops;
 
-void __wrap_fetcher_inquire(struct fetcher *fetcher, struct inquiry *inquiry)
+static void inquire(struct fetcher *fetcher, struct inquiry *inquiry)
 {
 	inquiry->deadline_ns = clock_now_ns() + NS_PER_MS;
-	__real_fetcher_inquire(fetcher, inquiry);
+	usual_ops->inquire(fetcher, inquiry);
+}
+
+static void make_impatient(struct fetcher *fetcher)
+{
+	static struct fetcher_ops ops;
+
+	usual_ops = fetcher->ops;
+	ops = *usual_ops;
+	ops.inquire = inquire;
+	fetcher->ops = &ops;
 }
 
 int connect(int fd, const struct sockaddr *address, socklen_t bytes);
@@ -163,6 +173,7 @@ static void open_device(void)
 	must(file ? description_load(file, "it", &engine) : -ENOMEM, "description");
 	fclose(file);
 	must(engine_open(&engine, 1), "device");
+	make_impatient(space_first()->fetcher);
 	is_open = true;
 	fill_map();
 }

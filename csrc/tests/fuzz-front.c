@@ -241,7 +241,7 @@ static void hear(void)
 
 static void go_on(void)
 {
-	uv_run(&fuzz_fetcher.loop, UV_RUN_NOWAIT);
+	uv_run(&fuzz_loop, UV_RUN_NOWAIT);
 	hear();
 }
 
@@ -377,8 +377,8 @@ static void run(const uint8_t *data, size_t length)
 		mirrors[i]->known = 0;
 	attachments_close(&fuzz_fetcher);
 	fuzz_do_jobs();
-	uv_run(&fuzz_fetcher.loop, UV_RUN_NOWAIT);
-	fuzz_require(!uv_loop_alive(&fuzz_fetcher.loop), "the loop has something left");
+	uv_run(&fuzz_loop, UV_RUN_NOWAIT);
+	fuzz_require(!uv_loop_alive(&fuzz_loop), "the loop has something left");
 	if (peer >= 0)
 		close(peer);
 	peer = -1;
@@ -401,11 +401,12 @@ static struct source *parse(const char *text)
 static void begin(const char *path)
 {
 	(void)path;
+	event_send_to(fuzz_drop_event);
 	front_use("/proc/self/exe", 0);
 	remote_set_reader(read_credentials);
 	windows = mmap(NULL, CHANNEL_WINDOWS_BYTES, PROT_READ | PROT_WRITE,
 		       MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (windows == MAP_FAILED || uv_loop_init(&fuzz_fetcher.loop))
+	if (windows == MAP_FAILED || uv_loop_init(&fuzz_loop))
 		abort();
 	sources[0] =
 		parse("{\"size\": 16777216, \"mirrors\": ["
@@ -426,7 +427,7 @@ static void end(void)
 {
 	source_free(sources[0]);
 	source_free(sources[1]);
-	uv_loop_close(&fuzz_fetcher.loop);
+	uv_loop_close(&fuzz_loop);
 }
 
 static const struct fuzzer fuzzer = {

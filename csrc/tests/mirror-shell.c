@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * mirror-shell SOURCE.json: the first mirror of a source by itself, without retries. This program
- * replaces the fetcher. Driven from standard input, line by line:
+ * has a fetcher of its own. Driven from standard input, line by line:
  *
  *   probe TIMEOUT_MS
  *   pin IDENTITY                             the identity that the object had before
@@ -20,16 +20,11 @@
 #include "base/message.h"
 #include "lazy/attachment.h"
 #include "lazy/event.h"
-#include "lazy/fetcher.h"
+#include "lazy/fetcher_ops.h"
 #include "lazy/inquiry.h"
 #include "lazy/probe.h"
 #include "lazy/run.h"
 #include "lazy/source.h"
-
-struct fetcher {
-	uv_loop_t loop;
-	struct attachment *attachments;
-};
 
 struct request {
 	struct run run;
@@ -38,18 +33,8 @@ struct request {
 	bool done;
 };
 
-static struct fetcher here;
+static uv_loop_t loop;
 static unsigned running;
-
-struct uv_loop_s *fetcher_loop(struct fetcher *fetcher)
-{
-	return &fetcher->loop;
-}
-
-struct attachment **fetcher_attachments(struct fetcher *fetcher)
-{
-	return &fetcher->attachments;
-}
 
 struct work {
 	uv_work_t request;
@@ -72,27 +57,52 @@ static void after_work(uv_work_t *request, int status)
 	free(work);
 }
 
-void fetcher_mirror_submit(struct fetcher *fetcher, struct pool_job *job)
+static void submit(struct fetcher *fetcher, struct pool_job *job)
 {
 	struct work *work = calloc(1, sizeof(*work));
 
 	if (!work)
 		abort();
 	work->job = job;
-	uv_queue_work(&fetcher->loop, &work->request, on_worker, after_work);
+	uv_queue_work(fetcher->loop, &work->request, on_worker, after_work);
 }
 
-bool fetcher_mirror_cancel(struct fetcher *fetcher, struct pool_job *job)
+static bool take_back(struct fetcher *fetcher, struct pool_job *job)
 {
 	(void)fetcher;
 	(void)job;
 	return false;
 }
 
-void event_log(const struct event *event, const char *format, ...)
+static bool answered;
+
+static void inquiry_done(struct inquiry *inquiry)
+{
+	(void)inquiry;
+	answered = true;
+	uv_stop(&loop);
+}
+
+static void inquire(struct fetcher *fetcher, struct inquiry *inquiry)
+{
+	answered = false;
+	inquiry->done = inquiry_done;
+	inquiry->mirror->ops->inquire(inquiry);
+	while (!answered)
+		uv_run(fetcher->loop, UV_RUN_ONCE);
+}
+
+static const struct fetcher_ops ops = {
+	.submit = submit,
+	.cancel = take_back,
+	.inquire = inquire,
+};
+static struct fetcher here = { .ops = &ops, .loop = &loop };
+
+static void drop_event(const struct event *event, const char *text)
 {
 	(void)event;
-	(void)format;
+	(void)text;
 }
 
 static struct request *request_of(struct run *run)
@@ -133,7 +143,7 @@ static void over(struct run *run)
 	request->done = true;
 	/* Otherwise the loop would wait for whatever else there is in it. */
 	if (!--running)
-		uv_stop(&here.loop);
+		uv_stop(&loop);
 }
 
 static const struct run_sink sink = {
@@ -216,7 +226,7 @@ static void fetch(struct mirror *mirror, uint64_t offset, uint32_t length, unsig
 	for (unsigned i = 0; i < count; i++)
 		start(&requests[i], mirror, offset + (uint64_t)i * length, length, timeout_ms);
 	while (running)
-		uv_run(&here.loop, UV_RUN_ONCE);
+		uv_run(&loop, UV_RUN_ONCE);
 	for (unsigned i = 0; i < count; i++)
 		finish(&requests[i]);
 	free(requests);
@@ -236,33 +246,14 @@ static void cancel(struct mirror *mirror, uint64_t offset, uint32_t length, unsi
 	uv_timer_t timer;
 
 	start(&request, mirror, offset, length, 60000);
-	uv_timer_init(&here.loop, &timer);
+	uv_timer_init(&loop, &timer);
 	timer.data = &request;
 	uv_timer_start(&timer, on_timer, after_ms, 0);
 	while (running)
-		uv_run(&here.loop, UV_RUN_ONCE);
+		uv_run(&loop, UV_RUN_ONCE);
 	uv_close((uv_handle_t *)&timer, NULL);
-	uv_run(&here.loop, UV_RUN_NOWAIT);
+	uv_run(&loop, UV_RUN_NOWAIT);
 	finish(&request);
-}
-
-static bool answered;
-
-static void inquiry_done(struct inquiry *inquiry)
-{
-	(void)inquiry;
-	answered = true;
-	uv_stop(&here.loop);
-}
-
-/* What a probe of a kind that asks servers calls. */
-void fetcher_inquire(struct fetcher *fetcher, struct inquiry *inquiry)
-{
-	answered = false;
-	inquiry->done = inquiry_done;
-	inquiry->mirror->ops->inquire(inquiry);
-	while (!answered)
-		uv_run(&fetcher->loop, UV_RUN_ONCE);
 }
 
 static void probe(struct mirror *mirror, unsigned timeout_ms)
@@ -313,9 +304,9 @@ static bool answer(struct mirror *mirror, char *line)
 static void close_all(void)
 {
 	attachments_close(&here);
-	uv_run(&here.loop, UV_RUN_DEFAULT);
+	uv_run(&loop, UV_RUN_DEFAULT);
 	/* This fails if anything is still open. */
-	if (uv_loop_close(&here.loop))
+	if (uv_loop_close(&loop))
 		abort();
 }
 
@@ -342,7 +333,8 @@ int main(int argc, char **argv)
 		return EXIT_USAGE;
 	}
 	json_decref(text);
-	uv_loop_init(&here.loop);
+	event_send_to(drop_event);
+	uv_loop_init(&loop);
 	while (status == EXIT_OK && fgets(line, sizeof(line), stdin)) {
 		if (!answer(&source->mirrors[0], line))
 			status = EXIT_USAGE;

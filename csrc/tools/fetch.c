@@ -3,12 +3,11 @@
  * btrfs-ublk-fetch: asks servers for a block server, and has no privileges. Only a server starts it;
  * lazy/process/front.c is the other end of its stream. What it brings is verified there.
  *
- * This program is the fetcher that kinds of mirrors know, without units, map and cache.
+ * This program has a fetcher without units, map and cache.
  */
 #include <errno.h>
 #include <malloc.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +24,7 @@
 #include "base/message.h"
 #include "lazy/attachment.h"
 #include "lazy/event.h"
-#include "lazy/fetcher.h"
+#include "lazy/fetcher_ops.h"
 #include "lazy/inquiry.h"
 #include "lazy/keys.h"
 #include "lazy/mirror/object.h"
@@ -38,13 +37,6 @@
 
 /* As many as the server reads logins at a time. */
 enum { WORKERS = 8, BODY_MAX_BYTES = 8 << 20 };
-
-struct fetcher {
-	uv_loop_t loop;
-	struct attachment *attachments;
-	struct worker_pool workers;
-	bool workers_run;
-};
 
 /* A mirror of the server's, or a cache in front of one. */
 struct known {
@@ -81,7 +73,9 @@ struct login_request {
 	bool asked, done;
 };
 
-static struct fetcher here;
+static uv_loop_t loop;
+static struct worker_pool workers;
+static bool workers_run;
 static struct channel channel;
 static uint8_t *windows;
 static struct task tasks[CHANNEL_SLOTS];
@@ -108,16 +102,6 @@ static void leave(void)
 
 /* What kinds of mirrors use of a fetcher. */
 
-struct uv_loop_s *fetcher_loop(struct fetcher *fetcher)
-{
-	return &fetcher->loop;
-}
-
-struct attachment **fetcher_attachments(struct fetcher *fetcher)
-{
-	return &fetcher->attachments;
-}
-
 static void job_finished(struct worker_pool *pool, struct pool_job *job)
 {
 	(void)pool;
@@ -138,32 +122,32 @@ static void on_jobs(uv_async_t *wake)
 	}
 }
 
-void fetcher_mirror_submit(struct fetcher *fetcher, struct pool_job *job)
+static void submit(struct fetcher *fetcher, struct pool_job *job)
 {
+	(void)fetcher;
 	/* Fewer do as well, where their number is limited. */
-	for (unsigned count = WORKERS; !fetcher->workers_run; count /= 2) {
+	for (unsigned count = WORKERS; !workers_run; count /= 2) {
 		if (!count)
 			leave(); /* a new one may have more luck */
-		fetcher->workers_run = !worker_pool_start(&fetcher->workers, count);
+		workers_run = !worker_pool_start(&workers, count);
 	}
-	worker_pool_submit(&fetcher->workers, job);
+	worker_pool_submit(&workers, job);
 }
 
-bool fetcher_mirror_cancel(struct fetcher *fetcher, struct pool_job *job)
+static bool cancel(struct fetcher *fetcher, struct pool_job *job)
 {
-	return worker_pool_cancel(&fetcher->workers, job);
+	(void)fetcher;
+	return worker_pool_cancel(&workers, job);
 }
+
+static const struct fetcher_ops fetcher_ops = { .submit = submit, .cancel = cancel };
+static struct fetcher here = { .ops = &fetcher_ops, .loop = &loop };
 
 /* The log is the server's. */
-void event_log(const struct event *event, const char *format, ...)
+static void send_event(const struct event *event, const char *text)
 {
-	char text[400];
 	const char *const texts[] = { event->name, text, NULL };
-	va_list args;
 
-	va_start(args, format);
-	vsnprintf(text, sizeof(text), format, args);
-	va_end(args);
 	channel_add(&channel, CHANNEL_EVENT, 0, NULL, 0, texts);
 }
 
@@ -364,7 +348,8 @@ static void start_run(unsigned slot, const uint8_t *body, size_t bytes)
 	if (task->run.mirror->ops)
 		task->run.mirror->ops->start(&task->run);
 	else
-		run_failed(&task->run, -EINVAL, FETCH_WRONG, "the fetch process cannot ask it");
+		run_failed(&task->run, FETCH_WRONG,
+			   error_set(&task->run.error, -EINVAL, "the fetch process cannot ask it"));
 }
 
 static void go_on(struct task *task, const uint8_t *body)
@@ -640,21 +625,21 @@ static int init_loop(void)
 {
 	static uv_check_t check;
 	static uv_prepare_t prepare;
-	int err = uv_loop_init(&here.loop);
+	int err = uv_loop_init(&loop);
 
 	if (!err)
-		err = uv_poll_init(&here.loop, &stream, CHANNEL_FD);
+		err = uv_poll_init(&loop, &stream, CHANNEL_FD);
 	if (!err)
 		err = uv_poll_start(&stream, UV_READABLE, on_stream);
 	if (!err)
-		err = uv_async_init(&here.loop, &requests_wake, on_requests);
+		err = uv_async_init(&loop, &requests_wake, on_requests);
 	if (!err)
-		err = uv_async_init(&here.loop, &jobs_wake, on_jobs);
+		err = uv_async_init(&loop, &jobs_wake, on_jobs);
 	if (err)
 		return err;
-	uv_check_init(&here.loop, &check);
+	uv_check_init(&loop, &check);
 	uv_check_start(&check, on_waited);
-	uv_prepare_init(&here.loop, &prepare);
+	uv_prepare_init(&loop, &prepare);
 	uv_prepare_start(&prepare, before_wait);
 	return 0;
 }
@@ -709,17 +694,18 @@ int main(int argc, char **argv)
 	lazy_small_stacks();
 	if (!stay_in_memory())
 		hello.lacks |= CHANNEL_LACKS_LOCK;
+	event_send_to(send_event);
 	transfer_init();
 	remote_set_reader(ask_server);
 	remote_set_teller(tell_token);
-	here.workers.finished = job_finished;
-	here.workers.name = "fetch-worker";
-	here.workers.role = CONFINE_INHERITED;
+	workers.finished = job_finished;
+	workers.name = "fetch-worker";
+	workers.role = CONFINE_INHERITED;
 	channel_init(&channel, CHANNEL_FD, BODY_MAX_BYTES);
 	hello.lacks |= confine_process();
 	if (init_loop() || channel_add(&channel, CHANNEL_HELLO, 0, &hello, sizeof(hello), NULL))
 		return EXIT_FAILED;
 	flush();
-	uv_run(&here.loop, UV_RUN_DEFAULT);
+	uv_run(&loop, UV_RUN_DEFAULT);
 	return EXIT_FAILED;
 }

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "lazy/attachment.h"
-#include "lazy/fetcher.h"
+#include "lazy/fetcher_ops.h"
 #include "lazy/mirror/trust.h"
 
 enum {
@@ -100,7 +100,7 @@ static int open_handles(struct attachment *attachment, struct fetcher *fetcher)
 
 	list_init(&handles->idle);
 	handles->timer.expire = free_old;
-	return timer_queue_init(&handles->timers, fetcher_loop(fetcher));
+	return timer_queue_init(&handles->timers, fetcher->loop);
 }
 
 /* Returns NULL when there is no memory: nothing is kept then. */

@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include <uv.h>
 
+#include "lazy/fetcher_ops.h"
 #include "lazy/mirror/http1_pool.h"
 
 enum {
@@ -488,7 +489,7 @@ static void on_connected(struct transfer *transfer, CURLcode code)
 	struct fetcher *fetcher = connection->host->http1->fetcher;
 
 	if (code == CURLE_OK &&
-	    uv_poll_init_socket(fetcher_loop(fetcher), &connection->poll, transfer->fd)) {
+	    uv_poll_init_socket(fetcher->loop, &connection->poll, transfer->fd)) {
 		close(transfer->fd);
 		code = CURLE_OUT_OF_MEMORY;
 	}

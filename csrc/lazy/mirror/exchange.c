@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lazy/fetcher.h"
 #include "lazy/inquiry.h"
 #include "lazy/mirror/carrier_curl.h"
 #include "lazy/mirror/carrier_http1.h"

@@ -17,7 +17,7 @@
 #include "base/cleanup.h"
 #include "base/fileio.h"
 #include "lazy/dependence.h"
-#include "lazy/fetcher.h"
+#include "lazy/fetcher_ops.h"
 #include "lazy/keys.h"
 #include "lazy/mirror/hint.h"
 #include "lazy/run.h"
@@ -272,7 +272,7 @@ static void file_start(struct run *run)
 		job->expected = strdup(pinned);
 	if (!job || (pinned && !job->expected)) {
 		free(job);
-		run_failed(run, -ENOMEM, FETCH_TRANSIENT, "no memory");
+		run_failed(run, FETCH_TRANSIENT, error_set(&run->error, -ENOMEM, "no memory"));
 		return;
 	}
 	job->run = run;
@@ -283,7 +283,7 @@ static void file_start(struct run *run)
 	job->job.done = file_done;
 	job->job.place = place_of(run->mirror);
 	run->private = job;
-	fetcher_mirror_submit(run->fetcher, &job->job);
+	run->fetcher->ops->submit(run->fetcher, &job->job);
 }
 
 static void file_cancel(struct run *run)
@@ -293,10 +293,11 @@ static void file_cancel(struct run *run)
 
 	job->run = NULL;
 	run->private = NULL;
-	if (fetcher_mirror_cancel(run->fetcher, &job->job))
+	if (run->fetcher->ops->cancel(run->fetcher, &job->job))
 		free_job(job);
-	run_failed(run, -ECANCELED, FETCH_TRANSIENT, "given up, '%.200s' could not be read in time",
-		   file->path);
+	run_failed(run, FETCH_TRANSIENT,
+		   error_set(&run->error, -ECANCELED,
+			     "given up, '%.200s' could not be read in time", file->path));
 }
 
 static const char *file_host(const struct mirror *mirror, char *text, size_t bytes)

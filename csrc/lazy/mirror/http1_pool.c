@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "lazy/fetcher_ops.h"
 #include "lazy/mirror/secret.h"
 
 enum {
@@ -21,7 +22,7 @@ static int open_all(struct attachment *attachment, struct fetcher *fetcher)
 	http1->fetcher = fetcher;
 	list_init(&http1->hosts);
 	list_init(&http1->idle);
-	return timer_queue_init(&http1->timers, fetcher_loop(fetcher));
+	return timer_queue_init(&http1->timers, fetcher->loop);
 }
 
 struct http1 *http1_pool_of(struct fetcher *fetcher)

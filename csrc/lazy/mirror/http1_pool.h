@@ -9,7 +9,6 @@
 #include <uv.h>
 
 #include "lazy/attachment.h"
-#include "lazy/fetcher.h"
 #include "lazy/mirror/carrier.h"
 #include "lazy/mirror/http1_head.h"
 #include "lazy/mirror/http1_request.h"

@@ -9,7 +9,7 @@
 #include <uv.h>
 
 #include "lazy/event.h"
-#include "lazy/fetcher.h"
+#include "lazy/fetcher_ops.h"
 #include "lazy/mirror/exchange.h"
 
 enum { CHECK_MS = 50 /* how late a deadline may be noticed meanwhile */ };
@@ -200,7 +200,7 @@ static int start_load(struct remote *remote, struct fetcher *fetcher)
 	struct login_load *load = calloc(1, sizeof(*load));
 	uv_timer_t *timer = calloc(1, sizeof(*timer));
 
-	if (!load || !timer || uv_timer_init(fetcher_loop(fetcher), timer)) {
+	if (!load || !timer || uv_timer_init(fetcher->loop, timer)) {
 		free(load);
 		free(timer);
 		return -ENOMEM;
@@ -214,7 +214,7 @@ static int start_load(struct remote *remote, struct fetcher *fetcher)
 	load->job.done = on_read;
 	load->on_worker = true;
 	remote->load = load;
-	fetcher_mirror_submit(fetcher, &load->job);
+	fetcher->ops->submit(fetcher, &load->job);
 	return 0;
 }
 

@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "base/cleanup.h"
-#include "lazy/fetcher.h"
 #include "lazy/inquiry.h"
 #include "lazy/mirror/exchange.h"
 #include "lazy/mirror/hint.h"
@@ -195,7 +194,8 @@ void object_start(const struct object_ops *ops, struct run *run)
 		object->exchange.url = ops->url(mirror);
 	if (!object || !object->exchange.url) {
 		free(object);
-		run_failed(run, -ENOMEM, FETCH_TRANSIENT, "no memory for a request");
+		run_failed(run, FETCH_TRANSIENT,
+			   error_set(&run->error, -ENOMEM, "no memory for a request"));
 		return;
 	}
 	object->ops = ops;

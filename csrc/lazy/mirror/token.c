@@ -17,7 +17,7 @@
 #include "base/clock.h"
 #include "base/json_text.h"
 #include "base/utf8.h"
-#include "lazy/fetcher.h"
+#include "lazy/fetcher_ops.h"
 #include "lazy/mirror/secret.h"
 
 enum {
@@ -308,5 +308,5 @@ void token_tell(struct fetcher *fetcher, const char *key, const char *text, cons
 	pthread_mutex_unlock(&told_lock);
 	job->work = work;
 	job->done = done;
-	fetcher_mirror_submit(fetcher, job);
+	fetcher->ops->submit(fetcher, job);
 }

@@ -147,7 +147,8 @@ static void send_run(struct slot *slot)
 	if (err) {
 		run = slot_leave(slot);
 		run->local_failure = true;
-		run_failed(run, err, FETCH_TRANSIENT, "no memory for a request");
+		run_failed(run, FETCH_TRANSIENT,
+			   error_set(&run->error, err, "no memory for a request"));
 		return;
 	}
 	slot->sent = true;
@@ -182,9 +183,10 @@ static void on_deadline(struct timer *timer)
 	take_back(slot);
 	run = slot_leave(slot);
 	run->local_failure = !sent;
-	run_failed(run, -ETIMEDOUT, FETCH_TRANSIENT, "%s",
-		   sent ? "not done in time: the fetch process says nothing" :
-			  "not done in time: the fetch process has not started yet");
+	run_failed(run, FETCH_TRANSIENT,
+		   error_set(&run->error, -ETIMEDOUT, "%s",
+			     sent ? "not done in time: the fetch process says nothing" :
+				    "not done in time: the fetch process has not started yet"));
 }
 
 /* What arrives. */
@@ -394,7 +396,7 @@ static bool read_for(struct front *front, const struct channel_ask *ask, struct 
 	job->ask = *ask;
 	job->job.work = read_login;
 	job->job.done = login_is_read;
-	fetcher_mirror_submit(front->fetcher, &job->job);
+	front->fetcher->ops->submit(front->fetcher, &job->job);
 	return true;
 }
 
@@ -568,7 +570,7 @@ static void close_front(struct attachment *attachment)
 static int open_front(struct attachment *attachment, struct fetcher *fetcher)
 {
 	struct front *front = container_of(attachment, struct front, attachment);
-	int err = timer_queue_init(&front->timers, fetcher_loop(fetcher));
+	int err = timer_queue_init(&front->timers, fetcher->loop);
 
 	if (err)
 		return err;
@@ -576,7 +578,7 @@ static int open_front(struct attachment *attachment, struct fetcher *fetcher)
 		front->slots[i] =
 			(struct slot){ .front = front, .deadline = { .expire = on_deadline } };
 	front->fetcher = fetcher;
-	front->counts = fetcher_processes(fetcher);
+	front->counts = &fetcher->processes;
 	life_init(front);
 	return 0;
 }
@@ -605,7 +607,9 @@ static void front_start(struct run *run)
 
 	if (!slot) {
 		run->local_failure = true;
-		run_failed(run, -ENOBUFS, FETCH_TRANSIENT, "the fetch process has too much to do");
+		run_failed(
+			run, FETCH_TRANSIENT,
+			error_set(&run->error, -ENOBUFS, "the fetch process has too much to do"));
 		return;
 	}
 	front->busy++;
@@ -632,8 +636,9 @@ static void front_cancel(struct run *run)
 	take_back(slot);
 	slot_leave(slot);
 	run->cut = true;
-	run_failed(run, -ECANCELED, FETCH_TRANSIENT,
-		   "given up, because nothing has arrived for a while");
+	run_failed(run, FETCH_TRANSIENT,
+		   error_set(&run->error, -ECANCELED,
+			     "given up, because nothing has arrived for a while"));
 }
 
 static void front_resume(struct run *run)

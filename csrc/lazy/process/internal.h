@@ -7,8 +7,7 @@
 #include <stdint.h>
 
 #include "lazy/attachment.h"
-#include "lazy/core.h"
-#include "lazy/fetcher.h"
+#include "lazy/fetcher_ops.h"
 #include "lazy/inquiry.h"
 #include "lazy/mirror/token.h"
 #include "lazy/process/channel.h"

@@ -107,7 +107,7 @@ void life_end(struct front *front, const char *why)
 	front->greeted = false;
 	front->job.work = end_work;
 	front->job.done = on_ended;
-	fetcher_spawn(front->fetcher, &front->job);
+	front->fetcher->ops->spawn(front->fetcher, &front->job);
 	for (unsigned i = 0; i < front->known_count; i++)
 		front->known[i].told = front->known[i].login.wanted = false;
 	front->logins = 0;
@@ -132,7 +132,8 @@ void life_end(struct front *front, const char *why)
 		}
 		run = slot_leave(slot);
 		run->cut = run->local_failure = true;
-		run_failed(run, -EIO, FETCH_TRANSIENT, "the fetch process has failed: %s", why);
+		run_failed(run, FETCH_TRANSIENT,
+			   error_set(&run->error, -EIO, "the fetch process has failed: %s", why));
 	}
 	questions_lost(front, why);
 }
@@ -187,7 +188,7 @@ static void end_later(const struct front *front, pid_t pid)
 	last->pid = pid;
 	last->job.work = end_last_work;
 	last->job.done = last_has_ended;
-	fetcher_spawn(front->fetcher, &last->job);
+	front->fetcher->ops->spawn(front->fetcher, &last->job);
 }
 
 static int attach(struct front *front)
@@ -195,7 +196,7 @@ static int attach(struct front *front)
 	front->poll = calloc(1, sizeof(*front->poll));
 	if (!front->poll)
 		return -ENOMEM;
-	if (uv_poll_init(fetcher_loop(front->fetcher), front->poll, front->starting.fd)) {
+	if (uv_poll_init(front->fetcher->loop, front->poll, front->starting.fd)) {
 		free(front->poll);
 		return -ENOMEM;
 	}
@@ -214,13 +215,14 @@ static void start_failed(struct front *front)
 	relaxed_add(&front->counts->failed, 1);
 	event_log(&(struct event){ .name = "fetch_process_failed" }, "%s", front->error.text);
 	for (unsigned i = 0; i < CHANNEL_SLOTS; i++) {
-		struct run *run = front->slots[i].run;
+		struct run *run;
 
-		if (!run)
+		if (!front->slots[i].run)
 			continue;
+		run = slot_leave(&front->slots[i]);
 		run->local_failure = true;
-		run_failed(slot_leave(&front->slots[i]), -EIO, FETCH_TRANSIENT, "%s",
-			   front->error.text);
+		run_failed(run, FETCH_TRANSIENT,
+			   error_set(&run->error, -EIO, "%s", front->error.text));
 	}
 	questions_fail(front, front->error.text);
 }
@@ -267,7 +269,7 @@ static void start_process(struct timer *timer)
 	front->state = STATE_STARTING;
 	front->job.work = start_work;
 	front->job.done = on_started;
-	fetcher_spawn(front->fetcher, &front->job);
+	front->fetcher->ops->spawn(front->fetcher, &front->job);
 }
 
 void life_need(struct front *front)
