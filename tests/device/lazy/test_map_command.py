@@ -18,6 +18,8 @@ from btrfs_ublk.device import show_device
 from btrfs_ublk.server import Description, LazySegment
 from btrfs_ublk.units import GIB, KIB, MIB
 
+pytestmark = pytest.mark.usefixtures("in_process")
+
 NAME = "map-command"
 
 
