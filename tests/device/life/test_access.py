@@ -14,6 +14,7 @@ import socket
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -97,16 +98,27 @@ def told_by(become: Callable[[], object], act: Callable[[], list[str]]) -> list[
     return found
 
 
-@pytest.fixture
-def place(need: Need, sparse_path: Path) -> Iterator[Place]:
+@pytest.fixture(scope="module")
+def served(need: Need, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     need(FUSE)
-    place = Place(sparse_path, "fuse")
-    definition = place.definition("one", cache=sparse_path / "cache")
-    with kept_volume(NAME, definition, base=place.base):
-        assert place.matches("one")
-        yield place
-        # Nobody has harmed it.
-        assert show_device(NAME).is_well and place.matches("one")
+    root = tmp_path_factory.mktemp("access")
+    place = Place(root, "fuse")
+    with web_server(root / "web") as server:
+        (server.files / "two").write_bytes(bytes(5000))
+        definition = place.definition("one", cache=root / "cache")
+        file = VolumeFile.parse(f"two={server.url('files/two')}")
+        files = (*definition.files, file)
+        with kept_volume(NAME, replace(definition, files=files), base=place.base):
+            yield place
+
+
+@pytest.fixture
+def place(served: Place) -> Iterator[Place]:
+    """Whatever strangers do, nobody harms it."""
+    assert served.matches("one")
+    assert (served.target / "two").read_bytes() == bytes(5000)
+    yield served
+    assert show_device(NAME).is_well and served.matches("one")
 
 
 def all_of(place: Place) -> list[Path]:
@@ -255,31 +267,22 @@ def _looked_into(pid: int) -> list[str]:
 
 
 @pytest.mark.parametrize("become", STRANGERS)
-def test_processes(need: Need, sparse_path: Path, become: Callable[[], object]) -> None:
+def test_processes(place: Place, become: Callable[[], object]) -> None:
     """By way of /proc/PID, nobody gets at what a process of ours has: not even who has
     the user of the process that asks servers."""
-    need(FUSE)
-    place = Place(sparse_path, "fuse")
-    with web_server(sparse_path / "web") as server:
-        (server.files / "one").write_bytes(bytes(5000))
-        file = VolumeFile.parse(f"one={server.url('files/one')}")
-        definition = place.definition(files=(file,))
-        with kept_volume(NAME, definition, base=place.base):
-            assert (place.target / "one").read_bytes() == bytes(5000)
-            processes = _processes_of(place)
-            kinds = {"server", "daemon", "keeper", "fetch process"}
-            assert set(processes.values()) == kinds
+    processes = _processes_of(place)
+    kinds = {"server", "daemon", "keeper", "fetch process"}
+    assert set(processes.values()) == kinds
 
-            def act() -> list[str]:
-                return [each for pid in processes for each in _looked_into(pid)]
+    def act() -> list[str]:
+        return [each for pid in processes for each in _looked_into(pid)]
 
-            # All of these have its user, and the kernel lets them signal it. The server
-            # starts another one.
-            (fetching,) = [pid for pid, what in processes.items() if "fetch" in what]
-            assert told_by(become, act) == [f"signal of {fetching}"]
-            # Root may, so the tries can fail.
-            assert len(_looked_into(max(processes))) > 5
-            assert show_device(NAME).is_well
+    # All of these have its user, and the kernel lets them signal it. The server starts
+    # another one.
+    (fetching,) = [pid for pid, what in processes.items() if "fetch" in what]
+    assert told_by(become, act) == [f"signal of {fetching}"]
+    # Root may, so the tries can fail.
+    assert len(_looked_into(max(processes))) > 5
 
 
 def test_root_may(place: Place) -> None:
