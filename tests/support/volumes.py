@@ -8,19 +8,15 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.needs import Need
-from support.trees import GRANTING_ACL
 
 from btrfs_ublk import server as servers
-from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
-from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.store import IMAGES_VARIABLE
 from btrfs_ublk.server import FrontEndName
 from btrfs_ublk.units import GIB, KIB, MIB
@@ -196,34 +192,6 @@ BIG = random.Random(7).randbytes(8 * MIB)
 SMALL_FILES = 40
 
 each_mode = pytest.mark.parametrize("mode", FORK_MODES)
-
-
-@pytest.fixture
-def place(
-    need: Need,
-    sparse_path: Path,
-    front_end: FrontEndName,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Place]:
-    """An image that is up. Its files would be fetched from a layout."""
-    need(ROOT, BTRFS, LOOP)
-    found = image_place(sparse_path, monkeypatch, front_end)
-    tree = sparse_path / "tree"
-    (tree / "etc").mkdir(parents=True)
-    (tree / "big").write_bytes(BIG)
-    (tree / "etc/motd").write_text("hello\n")
-    for number in range(SMALL_FILES):
-        (tree / f"etc/{number}").write_text(str(number))
-    os.chown(tree, 3, 4)
-    tree.chmod(0o2750)
-    os.setxattr(tree, "user.of", b"top")
-    os.setxattr(tree, "system.posix_acl_default", GRANTING_ACL)
-    image = build_image(
-        tree, sparse_path / "layout", BuildOptions(compression="none"), tag="app"
-    )
-    up(found, str(image.name))
-    yield found
-    found.take_all_down()
 
 
 def up(place: Place, image: str | None = None) -> None:

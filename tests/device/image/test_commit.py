@@ -11,7 +11,6 @@ import socket
 import struct
 import subprocess
 import tarfile
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,6 @@ from support.volumes import (
     each_mode,
     fetched_bytes,
     fork,
-    image_place,
-    up,
 )
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, Program
@@ -47,12 +44,11 @@ from btrfs_ublk.image.reference import LayoutName, Reference, parse_layout
 from btrfs_ublk.image.transfer import push_image
 from btrfs_ublk.kernel.btrfs import create_snapshot, create_subvolume
 from btrfs_ublk.kernel.send import parse_stream
-from btrfs_ublk.server import FrontEndName
 from btrfs_ublk.volume import ForkMode
 from btrfs_ublk.volume import commit as commit_module
 from btrfs_ublk.volume import commit_fork, forks_of_image
 
-pytestmark = pytest.mark.data
+pytestmark = [pytest.mark.data, pytest.mark.usefixtures("in_process")]
 
 SKOPEO = Program("skopeo", package="skopeo")
 NO_ACCESS = RegistryAccess()
@@ -88,26 +84,19 @@ def ordinary_image(layout: Layout, tree: Path) -> None:
     layout.tag(layout.add(MANIFEST, to_bytes(document), platform=PLATFORM), "app")
 
 
-@pytest.fixture
-def place(
-    need: Need,
-    sparse_path: Path,
-    front_end: FrontEndName,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Place]:
-    """An image of two layers that is up, from the layout ``built``."""
+@pytest.fixture(scope="module")
+def layout(need: Need, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A layout of an image of two layers."""
     need(ROOT, BTRFS, LOOP)
-    found = image_place(sparse_path, monkeypatch, front_end)
-    ordinary_image(Layout.made(sparse_path / "source"), base_tree(sparse_path))
+    root = tmp_path_factory.mktemp("image")
+    ordinary_image(Layout.made(root / "source"), base_tree(root))
     image = build_image(
-        LayoutName(sparse_path / "source", "app"),
-        sparse_path / "built",
+        LayoutName(root / "source", "app"),
+        root / "layout",
         BuildOptions(compression="none"),
         platform="linux/amd64",
     )
-    up(found, str(image.name))
-    yield found
-    found.take_all_down()
+    return image.name.path
 
 
 def commit(
@@ -134,94 +123,11 @@ def members(layout: Path, digest: str) -> list[tarfile.TarInfo]:
         return tar.getmembers()
 
 
-@each_mode
-def test_the_image_is_what_the_fork_shows(place: Place, mode: ForkMode) -> None:
-    one = fork(place, "one", mode)
-    change(one, mode)
-    image = commit(place, "one", "out")
-    assert differences(place, image.name, one) == []
-    again = commit(place, "one", "again")
-    assert again.digest == image.digest
-    assert os.listdir(place.target / "commits") == []
-    with_zstd = commit(place, "one", "out-zstd", "zstd")
-    assert differences(place, with_zstd.name, one) == []
-
-
-@each_mode
-def test_no_data_of_the_image_are_read(place: Place, mode: ForkMode) -> None:
-    one = fork(place, "one", mode)
-    before = fetched_bytes(place)
-    (one / "etc/new").write_text("new\n")
-    (one / "etc/gone").unlink()
-    (one / "etc/motd").write_text("changed\n")
-    image = commit(place, "one", "out")
-    assert fetched_bytes(place) == before
-    names = [each.name for each in members(place.root / "out", image.layer)]
-    expected = [".", "etc", "etc/.wh.gone", "etc/motd", "etc/new"]
-    assert [name for name in names if not name.startswith(("usr", "var"))] == expected
-    assert differences(place, image.name, one) == []
-
-
-@each_mode
-def test_a_fork_that_is_as_the_image(place: Place, mode: ForkMode) -> None:
-    one = fork(place, "one", mode)
-    for path in one.rglob("*"):  # Reading changes times of access.
-        if path.is_file():
-            path.read_bytes()
-    image = commit(place, "one", "out")
-    assert [each.name for each in members(place.root / "out", image.layer)] == ["."]
-    assert differences(place, image.name, one) == []
-
-
-def test_a_fork_of_an_earlier_layer(place: Place) -> None:
-    from btrfs_ublk.volume import fork_image
-    from btrfs_ublk.volume.store import volume_directory
-
-    image = volume_directory(NAME, place.base).made().image
-    assert image is not None
-    one = fork_image(NAME, "one", layer=image["layers"][0], base=place.base)
-    (one / "usr/lib/deep/er/new").write_text("new\n")
-    made = commit(place, "one", "out")
-    assert differences(place, made.name, one) == []
-    layout = Layout.opened(place.root / "out")
-    document = json.loads(layout.read(layout.find("made")))
-    assert len(document["layers"]) == 2
-    assert all("annotations" not in each for each in document["layers"])
-    config = json.loads(layout.blob(document["config"]["digest"]).read_bytes())
-    words = [each["created_by"] for each in config["history"]]
-    assert words == ["one", "env", "btrfs-ublk image commit"]
-    assert config["config"] == {"Cmd": ["/bin/sh"]} and "created" not in config
-
-
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_others_can_read_it(place: Place, need: Need, compression: Compression) -> None:
-    need(SKOPEO)
-    one = fork(place, "one", "overlay")
-    change(one, "overlay")
-    image = commit(place, "one", "out", compression)
-    copied = place.root / "copied"
-    # It reads all blobs, and compares them with manifest and config.
-    commands = [
-        ["inspect", image.name],
-        ["copy", image.name, f"oci:{copied}:made"],
-        ["copy", image.name, f"docker-archive:{place.root}/archive.tar:made:1"],
-    ]
-    # Images of Docker's own form have no layers of zstd.
-    for words in commands[: 3 if compression == "gzip" else 2]:
-        subprocess.run(
-            ["skopeo", "--override-os=linux", "--override-arch=amd64", *words],
-            check=True,
-            timeout=120,
-        )
-    assert differences(place, f"oci:{copied}:made", one) == []
-    assert differences(place, f"oci:{copied}:made", place.target / "rootfs/") != []
-
-
 def test_in_a_registry_only_what_is_new_is_sent(place: Place, need: Need) -> None:
     need(REGISTRY)
     with registry_server(place.root, tls=True) as registry:
         access = RegistryAccess(ca_file=registry.ca_file)
-        layout = Layout.opened(place.root / "built")
+        layout = Layout.opened(place.root / "layout")
         there = Reference(registry.host, "some/app", "1")
         with open_repository(there, access, writing=True) as repository:
             push_image(layout, layout.find("app"), there, repository)
@@ -283,59 +189,11 @@ def test_in_a_registry_only_what_is_new_is_sent(place: Place, need: Need) -> Non
         assert done.returncode == 2 and "has no ordinary image" in done.stderr
 
 
-def test_what_a_layer_cannot_hold(place: Place) -> None:
-    one = fork(place, "one", "snapshot")
-    (one / "etc/.wh.mine").write_text("")
-    with pytest.raises(UsageError, match="/etc/.wh.mine' cannot be in a layer"):
-        commit(place, "one", "out")
-    assert not os.path.lexists(place.root / "out")
-    (one / "etc/.wh.mine").unlink()
-    create_subvolume(one, "nested")
-    with pytest.raises(UsageError, match="has subvolumes of its own"):
-        commit(place, "one", "out")
-    with pytest.raises(UsageError, match="no fork 'two'"):
-        commit(place, "two", "out")
-    assert os.listdir(place.target / "commits") == []
-    create_snapshot(place.target / "forks/one", place.target / "forks", "copy")
-    with pytest.raises(UsageError, match="which layer fork 'copy' was made of"):
-        commit(place, "copy", "out")
-
-
-def test_what_a_killed_command_left_is_removed(place: Place) -> None:
-    one = fork(place, "one", "snapshot")
-    left = place.target / "commits"
-    left.mkdir()
-    create_snapshot(one, left, "left", read_only=True)
-    commit(place, "one", "out")
-    assert os.listdir(left) == []
-
-
-def test_a_commit_that_ends_stops_no_other(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One ends when another is about to make its snapshot. The end takes no lock."""
-    fork(place, "one", "overlay")
-    (found,) = forks_of_image(NAME, base=place.base)
-    with ExitStack() as first:
-        first.enter_context(
-            commit_module._moment(NAME, found, place.target, place.base)
-        )
-
-        def late(*words: Any, **options: Any) -> Path:
-            first.close()
-            return create_snapshot(*words, **options)
-
-        monkeypatch.setattr(commit_module, "create_snapshot", late)
-        commit(place, "one", "out")
-    commits = place.target / "commits"
-    assert os.listdir(commits) == [] and commits.stat().st_mode & 0o777 == 0o700
-
-
 def test_data_that_cannot_be_read(place: Place) -> None:
     """Nothing is named, and nothing left."""
     one = fork(place, "one", "snapshot")
     (one / "big").chmod(0o600)
-    for path in (place.root / "built/blobs/sha256").iterdir():
+    for path in (place.root / "layout/blobs/sha256").iterdir():
         if path.stat().st_size >= len(CHANGED_BIG):
             path.chmod(0o600)
             os.truncate(path, 0)
@@ -343,6 +201,137 @@ def test_data_that_cannot_be_read(place: Place) -> None:
         commit(place, "one", "out")
     assert not os.path.lexists(place.root / "out")
     assert os.listdir(place.target / "commits") == []
+
+
+@each_mode
+def test_the_image_is_what_the_fork_shows(shared: Place, mode: ForkMode) -> None:
+    one = fork(shared, "one", mode)
+    change(one, mode)
+    image = commit(shared, "one", "out")
+    assert differences(shared, image.name, one) == []
+    again = commit(shared, "one", "again")
+    assert again.digest == image.digest
+    assert os.listdir(shared.target / "commits") == []
+    with_zstd = commit(shared, "one", "out-zstd", "zstd")
+    assert differences(shared, with_zstd.name, one) == []
+
+
+@each_mode
+def test_no_data_of_the_image_are_read(shared: Place, mode: ForkMode) -> None:
+    one = fork(shared, "one", mode)
+    before = fetched_bytes(shared)
+    (one / "etc/new").write_text("new\n")
+    (one / "etc/gone").unlink()
+    (one / "etc/motd").write_text("changed\n")
+    image = commit(shared, "one", "out")
+    assert fetched_bytes(shared) == before
+    names = [each.name for each in members(shared.root / "out", image.layer)]
+    expected = [".", "etc", "etc/.wh.gone", "etc/motd", "etc/new"]
+    assert [name for name in names if not name.startswith(("usr", "var"))] == expected
+
+
+@each_mode
+def test_a_fork_that_is_as_the_image(shared: Place, mode: ForkMode) -> None:
+    one = fork(shared, "one", mode)
+    for path in one.rglob("*"):  # Reading changes times of access.
+        if path.is_file():
+            path.read_bytes()
+    image = commit(shared, "one", "out")
+    assert [each.name for each in members(shared.root / "out", image.layer)] == ["."]
+
+
+def test_a_fork_of_an_earlier_layer(shared: Place) -> None:
+    from btrfs_ublk.volume import fork_image
+    from btrfs_ublk.volume.store import volume_directory
+
+    image = volume_directory(NAME, shared.base).made().image
+    assert image is not None
+    one = fork_image(NAME, "one", layer=image["layers"][0], base=shared.base)
+    (one / "usr/lib/deep/er/new").write_text("new\n")
+    made = commit(shared, "one", "out")
+    assert differences(shared, made.name, one) == []
+    layout = Layout.opened(shared.root / "out")
+    document = json.loads(layout.read(layout.find("made")))
+    assert len(document["layers"]) == 2
+    assert all("annotations" not in each for each in document["layers"])
+    config = json.loads(layout.blob(document["config"]["digest"]).read_bytes())
+    words = [each["created_by"] for each in config["history"]]
+    assert words == ["one", "env", "btrfs-ublk image commit"]
+    assert config["config"] == {"Cmd": ["/bin/sh"]} and "created" not in config
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_others_can_read_it(
+    shared: Place, need: Need, compression: Compression
+) -> None:
+    need(SKOPEO)
+    one = fork(shared, "one", "overlay")
+    change(one, "overlay")
+    image = commit(shared, "one", "out", compression)
+    copied = shared.root / "copied"
+    # It reads all blobs, and compares them with manifest and config.
+    commands = [
+        ["inspect", image.name],
+        ["copy", image.name, f"oci:{copied}:made"],
+        ["copy", image.name, f"docker-archive:{shared.root}/archive.tar:made:1"],
+    ]
+    # Images of Docker's own form have no layers of zstd.
+    for words in commands[: 3 if compression == "gzip" else 2]:
+        subprocess.run(
+            ["skopeo", "--override-os=linux", "--override-arch=amd64", *words],
+            check=True,
+            timeout=120,
+        )
+    assert differences(shared, f"oci:{copied}:made", one) == []
+    assert differences(shared, f"oci:{copied}:made", shared.target / "rootfs/") != []
+
+
+def test_what_a_layer_cannot_hold(shared: Place) -> None:
+    one = fork(shared, "one", "snapshot")
+    (one / "etc/.wh.mine").write_text("")
+    with pytest.raises(UsageError, match="/etc/.wh.mine' cannot be in a layer"):
+        commit(shared, "one", "out")
+    assert not os.path.lexists(shared.root / "out")
+    (one / "etc/.wh.mine").unlink()
+    create_subvolume(one, "nested")
+    with pytest.raises(UsageError, match="has subvolumes of its own"):
+        commit(shared, "one", "out")
+    with pytest.raises(UsageError, match="no fork 'two'"):
+        commit(shared, "two", "out")
+    assert os.listdir(shared.target / "commits") == []
+    create_snapshot(shared.target / "forks/one", shared.target / "forks", "copy")
+    with pytest.raises(UsageError, match="which layer fork 'copy' was made of"):
+        commit(shared, "copy", "out")
+
+
+def test_what_a_killed_command_left_is_removed(shared: Place) -> None:
+    one = fork(shared, "one", "snapshot")
+    left = shared.target / "commits"
+    left.mkdir(exist_ok=True)
+    create_snapshot(one, left, "left", read_only=True)
+    commit(shared, "one", "out")
+    assert os.listdir(left) == []
+
+
+def test_a_commit_that_ends_stops_no_other(
+    shared: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One ends when another is about to make its snapshot. The end takes no lock."""
+    fork(shared, "one", "overlay")
+    (found,) = forks_of_image(NAME, base=shared.base)
+    with ExitStack() as first:
+        first.enter_context(
+            commit_module._moment(NAME, found, shared.target, shared.base)
+        )
+
+        def late(*words: Any, **options: Any) -> Path:
+            first.close()
+            return create_snapshot(*words, **options)
+
+        monkeypatch.setattr(commit_module, "create_snapshot", late)
+        commit(shared, "one", "out")
+    commits = shared.target / "commits"
+    assert os.listdir(commits) == [] and commits.stat().st_mode & 0o777 == 0o700
 
 
 def test_what_a_stream_names() -> None:

@@ -48,7 +48,7 @@ from btrfs_ublk.volume import (
 from btrfs_ublk.volume.device import find_device
 from btrfs_ublk.volume.store import volume_directory
 
-pytestmark = pytest.mark.data
+pytestmark = [pytest.mark.data, pytest.mark.usefixtures("in_process")]
 
 OTHER = "other"
 

@@ -6,16 +6,14 @@ import os
 import shutil
 
 import pytest
-from support.volumes import BIG, NAME, Place, fetched_bytes, fork, place, up
+from support.volumes import BIG, NAME, Place, fetched_bytes, fork, up
 
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.btrfs import commit_transaction
 from btrfs_ublk.units import MIB
 from btrfs_ublk.volume import detach_image, down_volume
 
-pytestmark = pytest.mark.data
-
-_ = place  # a fixture
+pytestmark = [pytest.mark.data, pytest.mark.usefixtures("in_process")]
 
 
 def drop(place: Place) -> None:

@@ -32,6 +32,8 @@ from btrfs_ublk.image.store import IMAGES_VARIABLE
 from btrfs_ublk.units import KIB, MIB
 from btrfs_ublk.volume import detach_image, down_volume, up_volume
 
+pytestmark = pytest.mark.usefixtures("in_process")
+
 ACCESS = RegistryAccess()
 UNIT = 4 * KIB
 

@@ -82,6 +82,7 @@ def listing(path: Path) -> list[list[str]]:
 
 
 @pytest.mark.fuse
+@pytest.mark.usefixtures("in_process")
 def test_from_a_tree_to_a_registry_to_a_fork(
     place: Place, need: Need, tmp_path: Path
 ) -> None:

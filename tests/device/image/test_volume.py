@@ -46,6 +46,8 @@ from btrfs_ublk.volume import (
 from btrfs_ublk.volume.image import find_image
 from btrfs_ublk.volume.store import volume_directory
 
+pytestmark = pytest.mark.usefixtures("in_process")
+
 DATA = random.Random(5).randbytes(8 * MIB)
 UNIT = 64 * KIB
 CHAIN = digest_of(b"the only layer")
@@ -164,6 +166,12 @@ def test_from_a_registry(place: Place, registry: Registry) -> None:
     up_volume(NAME, definition, base=place.base)
     assert (place.target / "forks/one/os-release").read_text() == "ID=changed\n"
     assert content(place.target, inode) == DATA
+    ca = ("--ca-file", registry.ca_file)
+    done = place.command("up", image.name, NAME, *ca, noun="image")
+    assert done.returncode == 2 and "was made of" in done.stderr
+    # What it is made of is kept, so that the name will do.
+    assert place.command("down", NAME, noun="image").returncode == 0
+    assert place.command("up", NAME).returncode == 0
 
 
 @pytest.mark.parametrize("front_end", ["fuse"])
@@ -265,38 +273,6 @@ def test_a_web_server_without_ranges_is_refused(
         down_volume(NAME, base=place.base)
     # What came up once does so again, as what is in the cache needs no server.
     up_volume(NAME, definition, base=place.base)
-
-
-def test_the_commands_do_the_same(place: Place, registry: Registry) -> None:
-    image, inode = image_of_a_file(place.root / "image")
-    ca = ("--ca-file", registry.ca_file)
-    name = f"{registry.host}/some/app:1"
-    assert place.command("push", image.name, name, *ca, noun="image").returncode == 0
-    by_digest = f"{registry.host}/some/app@{image.sealed}"
-    if place.front_end == "fuse":
-        done = place.command(
-            *("up", by_digest, NAME, *ca, "--writable=256M"),
-            *("--mount", place.target),
-            noun="image",
-        )
-        assert (done.returncode, done.stdout) == (0, f"{place.target}\n"), done.stderr
-    else:
-        place.command(
-            *("up", NAME, "--image", by_digest, "--image-ca-file", registry.ca_file),
-            *("--front-end=ublk", "--writable=256M", "--mount", place.target),
-        )
-    assert content(place.target, inode) == DATA
-    fork_and_write(place)
-    done = place.command("fork", NAME, "three", noun="image")
-    assert done.stdout == f"{place.target}/forks/three\n", done.stderr
-    assert place.command("down", NAME, noun="image").returncode == 0
-    # What it is made of is kept, so that the name will do.
-    done = place.command("up", NAME)
-    assert done.returncode == 0, done.stderr
-    text = (place.target / "forks/one/os-release").read_text()
-    assert text == "ID=changed\n"
-    done = place.command("up", name, NAME, *ca, noun="image")
-    assert done.returncode == 2 and "was made of" in done.stderr
 
 
 @pytest.mark.data

@@ -1,0 +1,229 @@
+"""Forks of a sealed image when their volume goes down and comes up again, and their
+quotas: each test has a volume of its own."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.volumes import NAME, Place, fetched_bytes, fork, up
+
+from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, LeftoverError, UsageError
+from btrfs_ublk.kernel.btrfs import commit_transaction, filesystem_uuid
+from btrfs_ublk.kernel.mount import unmount_now
+from btrfs_ublk.units import KIB, MIB
+from btrfs_ublk.volume import FORK_MODES, down_volume
+from btrfs_ublk.volume import forks as fork_module
+from btrfs_ublk.volume import forks_of_image, remove_volume, unfork_image
+from btrfs_ublk.volume.mounts import mounts_of
+from btrfs_ublk.volume.store import volume_directory
+
+pytestmark = [pytest.mark.data, pytest.mark.usefixtures("in_process")]
+
+
+@contextmanager
+def using(directory: Path, *before: str) -> Iterator[int]:
+    """Run a process whose working directory is this one."""
+    process = subprocess.Popen(
+        [*before, "sh", "-c", "echo ready; exec sleep 100"],
+        cwd=directory,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_forks_are_kept(place: Place) -> None:
+    forks = {mode: fork(place, mode, mode) for mode in FORK_MODES}
+    for one in forks.values():
+        (one / "etc/motd").write_text("changed\n")
+        (one / "etc/3").unlink()
+    up(place)  # changes nothing
+    assert {(one / "etc/motd").read_text() for one in forks.values()} == {"changed\n"}
+    for _ in range(2):
+        assert down_volume(NAME, base=place.base)
+        assert not any(map(os.path.lexists, forks.values()))
+        up(place)
+        for one in forks.values():
+            assert (one / "etc/motd").read_text() == "changed\n"
+            assert not (one / "etc/3").exists() and (one / "etc/4").exists()
+    (layer,) = (place.target / "layers").iterdir()
+    found = forks_of_image(NAME, base=place.base)
+    assert {each.mode: each.path for each in found} == forks
+    for each in found:
+        assert (each.name, each.layer, each.is_mounted) == (each.mode, layer, True)
+        assert each.used_bytes is None and each.quota_bytes is None
+
+
+def test_one_broken_overlay_stops_no_other(place: Place) -> None:
+    fork(place, "one", "overlay")
+    two = fork(place, "two", "overlay")
+    for name in ("one", "two"):
+        unmount_now(place.target / "forks" / name)
+    fork_module.upper_of(place.target, "one").rmdir()
+    up(place)
+    assert (two / "etc/motd").read_text() == "hello\n"
+    unfork_image(NAME, "one", base=place.base)
+    assert not os.path.lexists(place.target / "overlays/one")
+
+
+def test_an_overlay_is_durable_when_it_is_made(place: Place) -> None:
+    """What lies on the disk at this moment is what there is after a power loss."""
+    fork(place, "one", "overlay")
+    disk = volume_directory(NAME, place.base).sprout_image
+    copy = place.root / "after-power-loss.img"
+    subprocess.run(["cp", "--sparse=always", disk, copy], check=True, timeout=60)
+    down_volume(NAME, base=place.base)
+    subprocess.run(["cp", "--sparse=always", copy, disk], check=True, timeout=60)
+    up(place)
+    (found,) = forks_of_image(NAME, base=place.base)
+    assert (found.name, found.mode, found.is_mounted) == ("one", "overlay", True)
+    assert (found.path / "etc/motd").read_text() == "hello\n"
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_down_says_who_uses_a_fork_and_undoes_nothing(place: Place) -> None:
+    one, two = (fork(place, name, "overlay") for name in ("one", "two"))
+    with using(one / "etc") as pid:
+        with pytest.raises(LeftoverError, match=f"pid {pid} .*forks/one/etc"):
+            down_volume(NAME, base=place.base)
+        assert (two / "etc/motd").exists()
+        with pytest.raises(LeftoverError, match=f"was not removed: pid {pid} "):
+            unfork_image(NAME, "one", base=place.base)
+        unfork_image(NAME, "two", base=place.base)
+    unshare = ("unshare", "--mount", "--propagation", "private")
+    with using(Path("/"), *unshare) as pid:
+        with pytest.raises(LeftoverError, match=f"another mount namespace.*{pid}"):
+            down_volume(NAME, base=place.base)
+        with pytest.raises(LeftoverError, match=f"was not removed: pid {pid} "):
+            unfork_image(NAME, "one", base=place.base)
+    assert down_volume(NAME, base=place.base)
+
+
+def test_down_waits_for_users_that_go_and_that_come_late(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server of another volume has copies of mounts for a moment, when it starts.
+    Others come when it has looked for users, and when some overlays are gone."""
+    one, two, three = (fork(place, x, "overlay") for x in ("one", "two", "three"))
+
+    def copy_mounts() -> subprocess.Popen[bytes]:
+        words = "echo ready; exec sleep 0.3"
+        process = subprocess.Popen(
+            ["unshare", "--mount", "--propagation", "private", "sh", "-c", words],
+            stdout=subprocess.PIPE,
+        )
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        return process
+
+    with copy_mounts():
+        unfork_image(NAME, "three", base=place.base)
+    with copy_mounts():
+        assert down_volume(NAME, base=place.base)
+    up(place)
+    monkeypatch.setattr("btrfs_ublk.volume.down.wait_for_users", lambda *_, **__: [])
+    with using(one / "etc") as pid:
+        with pytest.raises(LeftoverError, match=f"is still up: .*pid {pid} "):
+            down_volume(NAME, base=place.base)
+        fsid = filesystem_uuid(place.target)
+        there = {each.target for each in mounts_of(fsid, fs_type="overlay")}
+        assert there == {one, two} and not os.path.lexists(three)
+        assert (two / "etc/motd").read_text() == "hello\n"
+    with subprocess.Popen(["sleep", "0.3"], cwd=one):
+        assert down_volume(NAME, base=place.base)
+
+
+def test_quotas_are_right_to_the_block(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 4 * MIB
+    other = fork(place, "other", "overlay")
+    with monkeypatch.context() as patch:
+        patch.setattr(fork_module, "WORK", "no/such")
+        with pytest.raises(BtrfsUblkError, match="cannot make .*: No such file"):
+            fork(place, "overlay", "overlay", limit)
+    # Of a fork that fails, only enabled quotas stay.
+    for directory in ("forks", "overlays"):
+        assert os.listdir(place.target / directory) == ["other"]
+    fsid = filesystem_uuid(place.target)
+    qgroups = Path(f"/sys/fs/btrfs/{fsid}/qgroups/mode").read_text()
+    assert qgroups.strip() == "squota"
+    made = {mode: fork(place, mode, mode, limit) for mode in FORK_MODES}
+    before = fetched_bytes(place)
+    (other / "more").write_bytes(os.urandom(2 * limit))
+    for one in made.values():
+        with pytest.raises(OSError) as caught, open(one / "new", "wb", 0) as file:
+            for _ in range(2 * limit // (4 * KIB)):
+                os.write(file.fileno(), os.urandom(4 * KIB))
+                os.fsync(file.fileno())
+        assert caught.value.errno == errno.EDQUOT
+    commit_transaction(place.target)
+    forks = {x.name: x for x in forks_of_image(NAME, base=place.base)}
+    assert (forks["other"].used_bytes or 0) >= 2 * limit
+    assert forks["other"].quota_bytes is None
+    assert fetched_bytes(place) == before
+    for mode, one in made.items():
+        used = forks[mode].used_bytes
+        assert used is not None and limit - 256 * KIB < used <= limit
+        assert forks[mode].quota_bytes == limit
+        (one / "new").unlink()
+    commit_transaction(place.target)
+    for one in made.values():
+        (one / "new").write_bytes(os.urandom(MIB))
+    down_volume(NAME, base=place.base)
+    up(place)
+    quotas = {x.name: x.quota_bytes for x in forks_of_image(NAME, base=place.base)}
+    assert quotas == {"other": None} | dict.fromkeys(FORK_MODES, limit)
+
+
+def test_where_there_are_no_simple_quotas(place: Place) -> None:
+    with pytest.raises(UsageError, match="quota of 4K is too small"):
+        fork(place, "one", "snapshot", 4 * KIB)
+    subprocess.run(["btrfs", "quota", "enable", place.target], check=True, timeout=60)
+    with pytest.raises(CapabilityError, match="has quotas of the other kind"):
+        fork(place, "one", "snapshot", 4 * MIB)
+    assert not (place.target / "forks").exists()
+
+
+def test_an_image_that_brings_our_directories_is_refused(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No formatter makes such an image, so another name stands for these."""
+    volume = volume_directory(NAME, place.base)
+    image = volume.definition().image
+    down_volume(NAME, base=place.base)
+    monkeypatch.setattr("btrfs_ublk.volume.image.OUR_DIRECTORIES", ("rootfs",))
+    up(place)  # it was looked at when the volume was made
+    down_volume(NAME, base=place.base)
+    remove_volume(NAME, base=place.base)
+    with pytest.raises(BtrfsUblkError, match="the image has 'rootfs' at its top"):
+        up(place, image)
+    assert not os.path.lexists(volume.path)
+
+
+def test_the_commands(place: Place) -> None:
+    done = place.command(
+        *("fork", NAME, "one", "--mode=overlay", "--quota=16M"), noun="image"
+    )
+    one = place.target / "forks/one"
+    assert (done.returncode, done.stdout) == (0, f"{one}\n"), done.stderr
+    place.command("fork", NAME, "two", "--mode=snapshot", noun="image")
+    done = place.command("forks", NAME, noun="image")
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert [row[:2] for row in rows[1:]] == [["one", "overlay"], ["two", "snapshot"]]
+    assert "16 MiB" in done.stdout and str(one) in done.stdout
+    done = place.command("unfork", NAME, "one", noun="image")
+    assert done.returncode == 2 and "use --yes" in done.stderr
+    done = place.command("unfork", NAME, "one", "--yes", noun="image")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert os.listdir(one.parent) == ["two"]
