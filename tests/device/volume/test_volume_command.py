@@ -32,6 +32,8 @@ from btrfs_ublk.volume import (
 )
 from btrfs_ublk.volume.store import VOLUMES_VARIABLE
 
+pytestmark = pytest.mark.usefixtures("in_process")
+
 CONTENT = os.urandom(3 * MIB + 77)
 
 #: Where /sys is read-only, as in a container; "$@" is the command.
@@ -273,12 +275,23 @@ def test_options_of_its_device(place: Place) -> None:
 
 def test_a_name_that_nobody_has_defined(place: Place) -> None:
     """It may have been misspelt, so it is said that there was none of that name."""
+
+    def logs(*more: str) -> subprocess.CompletedProcess[str]:
+        return place.command("logs", NAME, *more, before=("env",))  # becomes tail
+
+    done = place.command("logs", NAME)
+    assert done.returncode == 2 and "there is no volume" in done.stderr
     done = place.command("up", NAME)
     assert done.returncode == 0, done.stderr
     assert f"volume {NAME} is a new one, with nothing in it" in done.stderr
     again = place.command("up", NAME)
     assert again.returncode == 0 and "new" not in again.stderr
+    done = logs()
+    assert done.returncode == 0 and "serves /dev/loop" in done.stdout
+    assert len(logs("-n", "1").stdout.splitlines()) == 1
     assert place.command("down", NAME).returncode == 0
+    done = place.command("logs", NAME)
+    assert done.returncode == 2 and "is down, and has no log" in done.stderr
     Path(os.environ[RUN_VARIABLE], "volumes").rmdir()  # of mounts by default
 
 
@@ -380,17 +393,3 @@ def test_a_volume_that_is_damaged(place: Place) -> None:
     asked = place.command("remove", NAME)
     assert asked.returncode == 2 and "how much is unknown" in asked.stderr
     remove_volume(NAME, base=place.base)
-
-
-def test_logs(place: Place) -> None:
-    done = place.command("logs", NAME)
-    assert done.returncode == 2 and "there is no volume" in done.stderr
-    fuse = ["--size=1G", "--writable=256M", "--front-end=fuse"]
-    done = place.command("up", NAME, f"--mount={place.target}", *fuse)
-    assert done.returncode == 0, done.stderr
-    done = place.command("logs", NAME)
-    assert done.returncode == 0 and "serves /dev/loop" in done.stdout
-    assert len(place.command("logs", NAME, "-n", "1").stdout.splitlines()) == 1
-    assert place.command("down", NAME).returncode == 0
-    done = place.command("logs", NAME)
-    assert done.returncode == 2 and "is down, and has no log" in done.stderr
