@@ -94,8 +94,28 @@ def environment_of_server(name: str) -> bytes:
 
 @with_fuse
 def test_it_supervises_all_and_ends_with_the_last(devices: list[Device]) -> None:
+    """It has a thread for each device, answers nonsense, and only its user may ask."""
     daemon = daemon_of(*NAMES)
-    for name in NAMES:
+    tasks = Path(f"/proc/{daemon.pid}/task")
+    wait_until(
+        lambda: len(os.listdir(tasks)) <= 1 + len(NAMES),
+        timeout_s=30,
+        # One that bounded the time of a start ends a little later.
+        what="more threads than devices",
+    )
+    place = DaemonDirectory.of_host().path
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    assert stat.S_IMODE((place / "socket").stat().st_mode) == 0o600
+    for message in (b"\0", b"{", b"[]", b'{"request": "no"}'):
+        with DaemonDirectory.of_host().connected() as connection:
+            connection.settimeout(30)
+            with open(os.devnull) as file:
+                socket.send_fds(connection, [message], [file.fileno()])
+            assert b'"error"' in connection.recv(4096)
+        assert daemon_of(*NAMES) == daemon
+    with DaemonDirectory.of_host().connected():  # it says nothing, and stops nobody
+        remove_device("three")
+    for name in NAMES[:2]:
         assert daemon.is_alive()
         remove_device(name)
     assert not daemon.is_alive()
@@ -172,10 +192,7 @@ def test_it_is_killed_with_all_servers(devices: list[Device]) -> None:
         assert (first.wrong, first.errors) == (last.wrong, last.errors) == (0, [])
     assert daemon_of(*NAMES) != before
     assert [show_device(name).path for name in NAMES] == paths
-
-
-def test_it_is_killed_again_and_again(devices: list[Device]) -> None:
-    for _ in range(5):
+    for _ in range(3):  # again and again
         before = daemon_of(*NAMES)
         kill(before, signal.SIGKILL)
         wait_for_another(before, *NAMES)
@@ -186,22 +203,12 @@ def test_it_is_killed_again_and_again(devices: list[Device]) -> None:
 
 
 @with_fuse
-def test_a_command_adopts_what_a_dead_one_had(devices: list[Device]) -> None:
-    before = daemon_of(*NAMES)
-    kill(before, signal.SIGSTOP)
-    for name in NAMES:
-        kill_keepers(name)
-    kill(before, signal.SIGKILL)
-    assert before.wait(timeout_s=TIMEOUT_S)
-    assert show_device("two").health == "unsupervised"
-    for name in NAMES:
-        assert recover_device(name)
-    daemon_of(*NAMES)
-
-
-@with_fuse
-def test_one_that_is_stopped_is_woken(devices: list[Device], tmp_path: Path) -> None:
-    """By a command, which would otherwise wait, and be deaf to Ctrl-C, for a minute."""
+@pytest.mark.usefixtures("in_process")
+def test_one_that_stops_or_ends_leaves_all_servers(
+    devices: list[Device], tmp_path: Path
+) -> None:
+    """A command wakes it, which would otherwise wait, and be deaf to Ctrl-C, for a
+    minute; or adopts what it had."""
     daemon = daemon_of(*NAMES)
     kill(daemon, signal.SIGSTOP)
     began_s = time.monotonic()
@@ -211,10 +218,15 @@ def test_one_that_is_stopped_is_woken(devices: list[Device], tmp_path: Path) -> 
     assert f"daemon {daemon.pid} was stopped: it goes on" in done.stderr
     assert time.monotonic() - began_s < 30
     assert daemon_of(*NAMES, "four") == daemon
-
-
-@with_fuse
-def test_asked_to_end_it_leaves_all_servers(devices: list[Device]) -> None:
+    remove_device("four")
+    kill(daemon, signal.SIGSTOP)
+    for name in NAMES:
+        kill_keepers(name)
+    kill(daemon, signal.SIGKILL)
+    assert daemon.wait(timeout_s=TIMEOUT_S)
+    assert show_device("two").health == "unsupervised"
+    for name in NAMES:
+        assert recover_device(name)
     daemon = daemon_of(*NAMES)
     kill(daemon, signal.SIGTERM)
     assert daemon.wait(timeout_s=TIMEOUT_S)
@@ -319,40 +331,3 @@ def test_another_namespace_is_refused(devices: list[Device], tmp_path: Path) -> 
     assert "other mount or network namespaces" in done.stderr
     assert "BTRFS_UBLK_RUN_DIR" in done.stderr
     assert not device_directory("four").path.exists()
-
-
-@with_fuse
-def test_only_its_user_may_ask(devices: list[Device]) -> None:
-    place = DaemonDirectory.of_host().path
-    assert stat.S_IMODE(place.stat().st_mode) == 0o700
-    assert stat.S_IMODE((place / "socket").stat().st_mode) == 0o600
-
-
-@with_fuse
-@pytest.mark.parametrize("message", [b"\0", b"{", b"[]", b'{"request": "no"}'])
-def test_nonsense_is_answered(devices: list[Device], message: bytes) -> None:
-    with DaemonDirectory.of_host().connected() as connection:
-        connection.settimeout(30)
-        with open(os.devnull) as file:
-            socket.send_fds(connection, [message], [file.fileno()])
-        assert b'"error"' in connection.recv(4096)
-    daemon_of(*NAMES)
-
-
-@with_fuse
-def test_who_says_nothing_stops_nobody(devices: list[Device]) -> None:
-    with DaemonDirectory.of_host().connected():
-        remove_device("three")
-    daemon_of("one", "two")
-
-
-@with_fuse
-def test_what_a_device_more_costs(devices: list[Device]) -> None:
-    """It is a thread, not a process."""
-    tasks = Path(f"/proc/{daemon_of(*NAMES).pid}/task")
-    wait_until(
-        lambda: len(os.listdir(tasks)) <= 1 + len(NAMES),
-        timeout_s=30,
-        # One that bounded the time of a start ends a little later.
-        what="more threads than devices",
-    )

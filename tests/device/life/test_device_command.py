@@ -144,6 +144,7 @@ def test_two_that_want_one_name_at_once(
     assert show_device("one").is_well
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -167,6 +168,7 @@ def test_bad_options(
     assert list_devices() == []
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -315,6 +317,7 @@ def test_a_server_with_many_clients_is_well(front_end: FrontEndName) -> None:
         assert after.state.last_end is None
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("name", ["state.json", "device.json"])
 def test_damaged_files(options: DeviceOptions, name: str) -> None:
     device = add_device("one", DESCRIPTION, options)

@@ -131,6 +131,7 @@ def test_one_that_was_interrupted_is_repeated(
     assert show_device("one").state.generation == generation
 
 
+@pytest.mark.usefixtures("in_process")
 def test_only_growth(options: DeviceOptions, sparse_path: Path) -> None:
     path = add_device("one", DESCRIPTION, options).path
     assert path is not None
@@ -163,6 +164,7 @@ def test_only_growth(options: DeviceOptions, sparse_path: Path) -> None:
     )
 
 
+@pytest.mark.usefixtures("in_process")
 def test_no_recovery_no_growth(options: DeviceOptions, sparse_path: Path) -> None:
     lost = DeviceOptions(front_end=options.front_end, recovery="none")
     add_device("one", DESCRIPTION, lost)

@@ -25,6 +25,8 @@ from btrfs_ublk.base.signals import interruptible
 from btrfs_ublk.kernel import loop_device, tempdir
 from btrfs_ublk.kernel.mountinfo import read_mountinfo
 
+pytestmark = pytest.mark.usefixtures("in_process")
+
 #: Makes a directory, a loop device on a file system in it, and a mount; then waits.
 VICTIM = """
 import sys, time
@@ -58,6 +60,15 @@ def leftovers(sparse_path: Path) -> Iterator[tuple[Path, Path]]:
     assert collect().is_clean
 
 
+def any_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "btrfs_ublk.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
 def results(**arguments: Any) -> list[tuple[str, str]]:
     return [
         (outcome.entry.kind, outcome.result)
@@ -66,33 +77,30 @@ def results(**arguments: Any) -> list[tuple[str, str]]:
     ]
 
 
-def test_everything_is_removed_youngest_first(leftovers: tuple[Path, Path]) -> None:
-    assert results() == [
-        ("mount", "removed"),
-        ("loop", "removed"),
-        ("tempdir", "removed"),
-    ]
-    assert results() == []
-
-
-def test_a_dry_run_changes_nothing(
+def test_what_is_busy_stays_and_is_removed_later(
     leftovers: tuple[Path, Path], state_of_system: Callable[[], SystemState]
 ) -> None:
+    """The youngest first. A dry run changes nothing."""
+    target, device = leftovers
     before = state_of_system()
     kinds = [kind for kind, result in results(dry_run=True)]
     assert kinds == ["mount", "loop", "tempdir"]
     assert state_of_system() == before
-
-
-def test_what_is_busy_stays_and_is_removed_later(leftovers: tuple[Path, Path]) -> None:
-    target, device = leftovers
     with subprocess.Popen(["sleep", "60"], cwd=target) as user:
         report = collect()
         user.kill()
     assert not report.is_clean
     text = json.dumps(report.to_dict())
     assert f"pid {user.pid} (sleep)" in text and f"mount target={target}" in text
-    assert [result for _, result in results()] == ["removed"] * 3
+    done = any_command("gc")
+    assert done.returncode == 0
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [
+        ["removed", "mount"],
+        ["removed", "loop"],
+        ["removed", "tempdir"],
+    ]
+    done = any_command("gc")
+    assert (done.returncode, done.stdout) == (0, "nothing to remove\n")
 
 
 def test_what_someone_else_made_meanwhile_is_left(leftovers: tuple[Path, Path]) -> None:
@@ -154,40 +162,16 @@ def test_two_at_once(leftovers: tuple[Path, Path]) -> None:
     assert sorted(thing["result"] for thing in things) == ["removed"] * 3
 
 
-class TestCommand:
-    def gc(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "btrfs_ublk.cli.main", "gc", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-
-    def test_nothing_to_do(self) -> None:
-        done = self.gc()
-        assert (done.returncode, done.stdout) == (0, "nothing to remove\n")
-
-    def test_the_report(self, leftovers: tuple[Path, Path]) -> None:
-        done = self.gc()
-        assert done.returncode == 0
-        assert [line.split()[:2] for line in done.stdout.splitlines()] == [
-            ["removed", "mount"],
-            ["removed", "loop"],
-            ["removed", "tempdir"],
-        ]
-
-    def test_leftovers_that_stay_are_a_failure(self) -> None:
-        path = state_directory() / "7-future.ledger"
-        entry = {"enter": 1, "kind": "hologram", "tag": "0" * 16, "details": {}}
-        header = {"version": 1, "boot_id": boot_id()}
-        path.write_text(json.dumps(header) + "\n" + json.dumps(entry) + "\n")
-        done = self.gc()
-        path.unlink()
-        assert done.returncode == 1
-        assert "left         hologram" in done.stdout and "newer" in done.stdout
-
-    def test_wrong_usage(self) -> None:
-        assert self.gc("--no-such-option").returncode == 2
+def test_leftovers_that_stay_are_a_failure() -> None:
+    path = state_directory() / "7-future.ledger"
+    entry = {"enter": 1, "kind": "hologram", "tag": "0" * 16, "details": {}}
+    header = {"version": 1, "boot_id": boot_id()}
+    path.write_text(json.dumps(header) + "\n" + json.dumps(entry) + "\n")
+    done = any_command("gc")
+    path.unlink()
+    assert done.returncode == 1
+    assert "left         hologram" in done.stdout and "newer" in done.stdout
+    assert any_command("gc", "--no-such-option").returncode == 2
 
 
 def test_a_mount_namespace_that_exists_keeps_its_mounts(

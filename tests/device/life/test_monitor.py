@@ -25,7 +25,7 @@ import yaml
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
-from support.devices import answer, description_file, device_command
+from support.devices import description_file, device_command
 from support.paths import PROJECT
 from support.processes import freeze
 from support.shells import UNIT, VirtualData
@@ -45,6 +45,8 @@ from btrfs_ublk.ops.monitor.samples import Sample, take_samples
 from btrfs_ublk.ops.monitor.top import Row, row_of, table_of
 from btrfs_ublk.server import Description, LazySegment, ServerStats
 from btrfs_ublk.server.stats import Counts, Latency
+
+pytestmark = pytest.mark.usefixtures("in_process")
 
 SIZE = 64 * UNIT
 #: Where the data are of a server that has none.
@@ -231,6 +233,7 @@ def test_metrics_of_a_device(lazy_device: tuple[str, Path, VirtualData]) -> None
         lambda: value(metrics_text(), "cache_bytes", cache=cache) >= 3 * UNIT,
         metrics_text,
     )
+    check_top(name, path, virtual)
 
 
 @pytest.mark.fuse
@@ -254,10 +257,17 @@ def test_metrics_of_the_process_that_asks(
     lacks = sample.stats.lazy[0].fetcher.process["lacks"]
     named = [dict(y) for x, y in values(metrics_text()) if x.endswith("process_lacks")]
     assert sorted(x["lacks"] for x in named) == sorted(lacks)
+    check_that_what_is_watched_exists()
     server = psutil.Process(sample.device.state.server.pid)
     (process,) = (x for x in server.children() if x.name() == "btrfs-ublk-fetch")
     process.kill()
     wait_until(lambda: now() == [0, 1, 1, 0])
+    freeze(server.pid)
+    try:
+        assert value(metrics_text(), "device_up", device=name) == 0
+    finally:
+        server.resume()
+    assert value(metrics_text(), "device_up", device=name) == 1
 
 
 MONITORING = PROJECT / "packaging/monitoring"
@@ -285,6 +295,19 @@ def expressions() -> list[str]:
     targets = [x for panel in dashboard["panels"] for x in panel["targets"]]
     asked = [str(x["expr"]) for x in (*alert_rules(), *targets)]
     return asked + [x["query"]["query"] for x in dashboard["templating"]["list"][1:]]
+
+
+def check_that_what_is_watched_exists() -> None:
+    """Each metric, with each label, of the alert rules and of the dashboard."""
+    there: dict[str, set[str]] = {name: {"instance"} for name in OF_NGINX}
+    for name, labels in values(metrics_text()):
+        there.setdefault(name, {"instance"}).update(key for key, _ in labels)
+    asked = "\n".join(expressions())
+    names = set(re.findall(r"\b(?:btrfs_ublk|nginx)_\w+", asked))
+    assert len(names) > 20
+    assert names - set(there) == set()
+    for name, selector in re.findall(r"\b((?:btrfs_ublk|nginx)_\w+)\{([^}]*)\}", asked):
+        assert set(re.findall(r"(\w+)[=!]", selector)) <= there[name], name
 
 
 def test_alert_rules_are_those_of_the_document() -> None:
@@ -424,24 +447,6 @@ def test_prometheus_takes_all_metrics(
 
 
 @pytest.mark.fuse
-def test_what_is_watched_exists(lazy_device: tuple[str, Path, VirtualData]) -> None:
-    """Each metric, with each label, of the alert rules and of the dashboard."""
-    _, path, _ = lazy_device
-    read_direct(path, 4 * UNIT, UNIT)
-    with pytest.raises(OSError):
-        read_direct(path, GONE, 4096)
-    there: dict[str, set[str]] = {name: {"instance"} for name in OF_NGINX}
-    for name, labels in values(metrics_text()):
-        there.setdefault(name, {"instance"}).update(key for key, _ in labels)
-    asked = "\n".join(expressions())
-    names = set(re.findall(r"\b(?:btrfs_ublk|nginx)_\w+", asked))
-    assert len(names) > 20
-    assert names - set(there) == set()
-    for name, selector in re.findall(r"\b((?:btrfs_ublk|nginx)_\w+)\{([^}]*)\}", asked):
-        assert set(re.findall(r"(\w+)[=!]", selector)) <= there[name], name
-
-
-@pytest.mark.fuse
 def test_verifies_the_cache_of_a_device(
     lazy_device: tuple[str, Path, VirtualData],
 ) -> None:
@@ -470,23 +475,7 @@ def test_verifies_the_cache_of_a_device(
             assert read_direct(path, unit * UNIT, UNIT) == expected
 
 
-@pytest.mark.fuse
-def test_a_server_that_hangs_is_shown(
-    lazy_device: tuple[str, Path, VirtualData],
-) -> None:
-    name = lazy_device[0]
-    server = answer("status", name)["state"]["server"]["pid"]
-    freeze(server)
-    try:
-        assert value(metrics_text(), "device_up", device=name) == 0
-    finally:
-        os.kill(server, signal.SIGCONT)
-    assert value(metrics_text(), "device_up", device=name) == 1
-
-
-@pytest.mark.fuse
-def test_top_of_a_device(lazy_device: tuple[str, Path, VirtualData]) -> None:
-    name, path, virtual = lazy_device
+def check_top(name: str, path: Path, virtual: VirtualData) -> None:
     (before,) = take_samples()
     for unit in range(8, 12):
         assert read_direct(path, unit * UNIT, UNIT) == virtual.content(
