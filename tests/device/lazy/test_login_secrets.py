@@ -162,6 +162,7 @@ def processes() -> bytes:
     return found
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     "answer",
     [

@@ -16,9 +16,9 @@ from support.web_servers import NGINX, web_server
 from btrfs_ublk.base.capabilities import FUSE
 from btrfs_ublk.device import show_device
 
+pytestmark = pytest.mark.usefixtures("in_process")
+
 SECRET = "sentinel-5f1d02"
-
-
 QUERY = f"?Expires=2&Signature={SECRET}"
 
 
@@ -48,7 +48,9 @@ def test_nothing_tells_it(place: Place) -> None:
             """)
         heard = [place.told("volume", "up", NAME, "--file", definition)]
         assert place.state() == "up", heard
-        heard.append(place.told("trace", "record", NAME, "--for=1", "-o/dev/fd/1"))
+        trace = place.root / "trace"
+        heard.append(place.told("trace", "record", NAME, "--for=1", "-o", trace))
+        heard.append(trace.read_text())
         assert (place.target / "one").read_bytes() == bytes(5000)
         heard += [
             place.told(*words)
