@@ -35,7 +35,7 @@ from btrfs_ublk.volume import (
 from btrfs_ublk.volume.make import remove_halves
 from btrfs_ublk.volume.store import volume_directory, volumes_directory
 
-pytestmark = pytest.mark.data
+pytestmark = [pytest.mark.data, pytest.mark.usefixtures("in_process")]
 
 #: What is called when so much has been done, in this order: module and function.
 STEPS = [
@@ -98,14 +98,26 @@ def interrupt(*_: object, **__: object) -> None:
     raise BtrfsUblkError("injected")  # where signals are deferred
 
 
+some_steps = pytest.mark.parametrize(
+    "steps",
+    [
+        STEPS[1::4],
+        *(pytest.param(STEPS[x::4], marks=pytest.mark.thorough) for x in (0, 2, 3)),
+    ],
+    ids=["some", "others", "more", "rest"],
+)
+
+
+@some_steps
 def test_a_step_fails(
     place: Place,
     monkeypatch: pytest.MonkeyPatch,
     state_of_system: Callable[[], SystemState],
+    steps: list[tuple[str, str]],
 ) -> None:
     """A new volume leaves nothing."""
     before = parts(place, state_of_system())
-    for number, (module, function) in enumerate(STEPS):
+    for number, (module, function) in enumerate(steps):
         fault = (fail, interrupt)[number % 2]
         with monkeypatch.context() as patch:
             patch.setattr(import_module(f"btrfs_ublk.{module}"), function, fault)
@@ -130,13 +142,16 @@ def test_a_step_fails(
     remove_volume(NAME, base=place.base)
 
 
+@some_steps
 def test_killed_at_a_step(
-    place: Place, state_of_system: Callable[[], SystemState]
+    place: Place,
+    state_of_system: Callable[[], SystemState],
+    steps: list[tuple[str, str]],
 ) -> None:
     """The next command puts all in order: up makes it whole, down leaves nothing."""
     before = parts(place, state_of_system())
     definition = place.definition("one")
-    for number, step in enumerate(STEPS[1::4]):
+    for number, step in enumerate(steps[1::2]):
         _kill_at(place, *step)
         if number % 2 == 0:
             assert up_volume(NAME, definition, base=place.base).is_up, step
@@ -161,6 +176,7 @@ def _kill_at(place: Place, module: str, function: str) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
+@pytest.mark.usefixtures("short_waits")
 def test_what_cannot_be_taken_down_is_kept(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,8 @@ from btrfs_ublk.volume import (
 from btrfs_ublk.volume.files import opened_top, opened_virtual_data
 from btrfs_ublk.volume.store import volume_directory
 
+pytestmark = pytest.mark.usefixtures("in_process")
+
 #: For what has nothing to do with the front end: the VM is slow.
 fuse_only = pytest.mark.parametrize(
     "front_end",
@@ -208,6 +210,7 @@ def test_what_could_not_be_cloned_is_free_again(place: Place) -> None:
         assert (place.target / long.path).read_bytes() == content.read_bytes()
 
 
+@pytest.mark.usefixtures("short_waits")
 def test_down_names_who_uses_it(place: Place) -> None:
     volume = volume_directory(NAME, place.base)
     up_volume(NAME, place.definition("one"), base=place.base)
@@ -262,6 +265,7 @@ def in_a_namespace(propagation: str) -> subprocess.Popen[bytes]:
     return user
 
 
+@pytest.mark.usefixtures("short_waits")
 @fuse_only
 def test_down_names_who_has_it_in_another_namespace(place: Place) -> None:
     shared = place.root / "shared"
@@ -313,9 +317,9 @@ def test_somebody_else_unmounts_it(place: Place) -> None:
     assert place.matches("one")
 
 
+@pytest.mark.usefixtures("short_waits")
 @fuse_only
-@pytest.mark.parametrize("unmounted", [False, True])
-def test_a_frozen_one_stays_up(place: Place, unmounted: bool) -> None:
+def test_a_frozen_one_stays_up(place: Place) -> None:
     """An unmount would leave a frozen file system in use, and out of sight."""
     with kept_volume(NAME, place.definition(), base=place.base):
         pass
@@ -324,24 +328,31 @@ def test_a_frozen_one_stays_up(place: Place, unmounted: bool) -> None:
         loop_device(seed, read_only=True),  # it has a lower number
         kept_volume(NAME, place.definition(), base=place.base),
     ):
-        run(["fsfreeze", "--freeze", place.target], timeout_s=10)
-        if unmounted:
-            run(["umount", place.target], timeout_s=10)
-            assert place.state() == "broken"
-            with pytest.raises(LeftoverError, match="it is frozen"):
-                up_volume(NAME, place.definition(), base=place.base)
-        with pytest.raises(LeftoverError, match="it is frozen") as refused:
-            down_volume(NAME, base=place.base)
-        assert f"fsfreeze --unfreeze {place.target}," in (refused.value.hint or "")
-        assert place.target.is_mount()
-        run(["fsfreeze", "--unfreeze", place.target], timeout_s=10)
-        assert place.state() == "up"
+        for unmounted in (False, True):
+            run(["fsfreeze", "--freeze", place.target], timeout_s=10)
+            if unmounted:
+                run(["umount", place.target], timeout_s=10)
+                assert place.state() == "broken"
+                with pytest.raises(LeftoverError, match="it is frozen"):
+                    up_volume(NAME, place.definition(), base=place.base)
+            with pytest.raises(LeftoverError, match="it is frozen") as refused:
+                down_volume(NAME, base=place.base)
+            assert f"fsfreeze --unfreeze {place.target}," in (refused.value.hint or "")
+            assert place.target.is_mount()
+            run(["fsfreeze", "--unfreeze", place.target], timeout_s=10)
+            assert place.state() == "up"
     assert place.state() == "down"
 
 
+@pytest.mark.usefixtures("short_waits")
 @fuse_only
-def test_a_read_only_one_stays_so_until_it_is_down(place: Place) -> None:
+def test_one_that_its_user_made_read_only(place: Place) -> None:
+    """It is made writable by the next up, but not by a down that fails."""
     with kept_volume(NAME, place.definition(), base=place.base):
+        run(["mount", "-o", "remount,ro", place.target], timeout_s=10)
+        assert place.state() == "broken"
+        up_volume(NAME, place.definition(), base=place.base)
+        (place.target / "mine").write_text("written")
         run(["mount", "-o", "remount,ro", place.target], timeout_s=10)
         used = os.open(place.target, os.O_RDONLY)
         with pytest.raises(LeftoverError, match="still up"):
@@ -349,15 +360,6 @@ def test_a_read_only_one_stays_so_until_it_is_down(place: Place) -> None:
         os.close(used)
         mounts = [x for x in read_mountinfo() if x.target == place.target]
         assert [x.fs_read_only for x in mounts] == [True]
-
-
-@fuse_only
-def test_one_that_its_user_made_read_only_is_made_writable(place: Place) -> None:
-    with kept_volume(NAME, place.definition(), base=place.base):
-        run(["mount", "-o", "remount,ro", place.target], timeout_s=10)
-        assert place.state() == "broken"
-        up_volume(NAME, place.definition(), base=place.base)
-        (place.target / "mine").write_text("written")
 
 
 @fuse_only
@@ -405,19 +407,14 @@ def test_a_copy_leaves_its_original_alone(place: Place) -> None:
         assert not down_volume("copy", base=place.base)
         assert place.state() == "up" and place.matches("one")
         remove_volume("copy", base=place.base)
-    assert place.state() == "down"
-
-
-@fuse_only
-def test_a_directory_whose_numbers_change_is_no_copy(place: Place) -> None:
-    """Overlayfs may give it others."""
-    with kept_volume(NAME, place.definition(), base=place.base):
+        # It is no copy where overlayfs has given the directory other numbers.
         volume = volume_directory(NAME, place.base)
         session = volume.session()
         assert session is not None
         volume.write_session(replace(session, directory="1:2"))
         assert place.state() == "up"
         assert down_volume(NAME, base=place.base)
+    assert place.state() == "down"
 
 
 @fuse_only
@@ -486,7 +483,9 @@ def test_after_a_loss_of_power(place: Place) -> None:
 
 
 @fuse_only
-@pytest.mark.parametrize("before_it", ["", "device 0:1 "])
+@pytest.mark.parametrize(
+    "before_it", ["device 0:1 ", pytest.param("", marks=pytest.mark.thorough)]
+)
 def test_its_sources_have_another_device_number(
     place: Place, tmp_path: Path, before_it: str
 ) -> None:

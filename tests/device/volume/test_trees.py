@@ -37,7 +37,7 @@ from btrfs_ublk.units import MIB
 from btrfs_ublk.volume import add_image, add_tree, down_volume, trees, up_volume
 from btrfs_ublk.volume.store import HalfTree, volume_directory
 
-pytestmark = pytest.mark.data
+pytestmark = [pytest.mark.data, pytest.mark.usefixtures("in_process")]
 
 BIG = random.Random(11).randbytes(3 * MIB + 5)
 NO_ACCESS = RegistryAccess()
@@ -242,12 +242,17 @@ STEPS = (
 
 
 @pytest.mark.fuse
-def test_killed_in_between(place: Place) -> None:
+@pytest.mark.parametrize(
+    "steps",
+    [STEPS[1::3], pytest.param(STEPS, marks=pytest.mark.thorough)],
+    ids=["some", "all"],
+)
+def test_killed_in_between(place: Place, steps: tuple[str, ...]) -> None:
     tree = small_tree(place.root / "tree")
     for number in range(5_000):
         (tree / f"{number}").touch()
     expected = describe(tree)
-    for number, step in enumerate(STEPS):
+    for number, step in enumerate(steps):
         done = subprocess.run(
             [sys.executable, "-c", _KILLED, step, NAME, place.base, tree],
             capture_output=True,
