@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -21,14 +20,13 @@ from support.devices import (
     device_command,
     is_whole,
     kill,
-    kill_if_alive,
     kill_those,
     processes,
     reading,
     remove_all,
     wait_for,
 )
-from support.needs import may_be_killed, rounds
+from support.needs import may_be_killed
 
 from btrfs_ublk.device import (
     Device,
@@ -76,29 +74,6 @@ def test_they_come_back_by_themselves(device: Device) -> None:
         readers.wait_for_reads(20)
         assert (readers.wrong, readers.errors) == (0, [])
     assert show_device("one").path == device.path
-
-
-@pytest.mark.data
-@pytest.mark.parametrize("seed", rounds(4)[1:])
-def test_killed_again_while_it_recovers(device: Device, seed: int) -> None:
-    """Two die, and what comes next is killed at a random moment of its takeover."""
-    chances = random.Random(seed)
-    assert device.path is not None
-    with reading(device.path) as readers:
-        for _ in range(4):
-            who = chances.choice([("server", "supervisor"), ("server", "keeper")])
-            before = processes(wait_for("one", is_whole))
-            kill_those(who)
-            time.sleep(chances.uniform(0, 0.6))
-            state = device_directory("one").state()
-            # Never what is the last one to hold the connection.
-            second = chances.choice(["server", "supervisor"])
-            next_one = state.server if second == "server" else state.supervisor
-            if next_one != before[second]:
-                kill_if_alive(next_one)
-            wait_for("one", is_whole)
-            readers.wait_for_reads(10)
-        assert (readers.wrong, readers.errors) == (0, [])
 
 
 def test_what_ends_on_purpose_stays_ended(device: Device) -> None:

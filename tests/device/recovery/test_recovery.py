@@ -17,12 +17,7 @@ from verified_reads import VerifiedReads, verified_reads
 
 from btrfs_ublk.base.process import ProcessIdentity
 from btrfs_ublk.device.state import RUN_VARIABLE
-from btrfs_ublk.server import (
-    BlockServer,
-    Description,
-    FrontEndName,
-    PatternSegment,
-)
+from btrfs_ublk.server import BlockServer, FrontEndName, PatternSegment
 from btrfs_ublk.units import TIB
 from btrfs_ublk.volume.temporary import volume
 
@@ -90,15 +85,6 @@ def test_without_recovery_reads_of_a_mounted_seed_fail(
             os.fsync(fd)
             os.close(fd)
             assert file.read_bytes() == b"on the other device"
-
-
-def test_without_recovery_reads_of_the_device_fail(front_end: FrontEndName) -> None:
-    may_be_killed(front_end)
-    pattern = PatternSegment(offset=0, length=TIB)
-    with BlockServer(Description(TIB, [pattern]), front_end=front_end) as server:
-        with readers(server.device) as found:
-            kill(server)
-            fail_soon(found)
 
 
 @pytest.mark.timeout(600)

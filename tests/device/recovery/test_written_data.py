@@ -8,14 +8,13 @@ import hashlib
 import mmap
 import os
 import random
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.devices import is_whole, kill_server, kill_those, wait_for
-from support.needs import Need, rounds
+from support.devices import is_whole, kill_those, wait_for
+from support.needs import Need
 from support.volumes import NAME, Place
 
 from btrfs_ublk.base.capabilities import FUSE, UBLK
@@ -218,20 +217,3 @@ class TestAllAreKilled:
         assert recover_device(NAME)
         up_volume(NAME, place.definition("one"), base=place.base)
         assert place.matches("one")
-
-
-@pytest.mark.parametrize("seed", rounds(10)[1:])
-def test_again_and_again(place: Place, seed: int) -> None:
-    chances = random.Random(seed)
-    shadow = Shadow(place.target / "written", seed=seed)
-    shadow.write()
-    for _ in range(3):
-        kill_those_of_volume(
-            chances.choice(
-                [("server",), ("server", "supervisor"), ("server", "keeper")]
-            )
-        )
-        if chances.random() < 0.3:
-            kill_server(NAME, signal.SIGSEGV)
-            wait_for(NAME, is_whole)
-    check_after_all(place, shadow)
