@@ -147,7 +147,7 @@ def test_it_goes_on_when_all_others_are_killed(
 def test_nothing_keeps_the_mount_busy_when_it_is_done(plain: Mount, more: Path) -> None:
     """It did now and then."""
     source = plain.info().source
-    for _ in range(30):
+    for _ in range(share_of(100)):
         add_device(plain.target, more)
         run(["umount", plain.target], timeout_s=TIMEOUT_S)
         run(["mount", source, plain.target], timeout_s=TIMEOUT_S)

@@ -229,19 +229,26 @@ class TestSprout:
     @pytest.mark.data
     @pytest.mark.parametrize("error", [BtrfsUblkError("injected"), KeyboardInterrupt()])
     @pytest.mark.parametrize(
-        "step",
+        ("step", "when"),
         [
-            "tempdir",
-            "loop_device",
-            "mounted",
-            "add_device",
-            "filesystem_uuid",
-            "validate",
-            "Mount.remount",
-            "body",
+            ("add_device", "after"),
+            ("validate", "before"),
+            ("body", "before"),
+            *(
+                pytest.param(step, when, marks=pytest.mark.thorough)
+                for step in ("tempdir", "loop_device", "mounted", "filesystem_uuid")
+                for when in ("before", "after")
+            ),
+            *(
+                pytest.param(*case, marks=pytest.mark.thorough)
+                for case in (
+                    ("add_device", "before"),
+                    ("Mount.remount", "before"),
+                    ("Mount.remount", "after"),
+                )
+            ),
         ],
     )
-    @pytest.mark.parametrize("when", ["before", "after"])
     def test_an_error_at_any_step_leaves_nothing(
         self,
         device: Path,
