@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,7 +32,7 @@ from support.web_servers import (
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP
 from btrfs_ublk.base.helpers import HELPERS_VARIABLE
-from btrfs_ublk.server import BlockServer, Description, LazySegment
+from btrfs_ublk.server import Description, LazySegment
 from btrfs_ublk.units import BLOCK_BYTES
 
 pytestmark = [pytest.mark.data, pytest.mark.fuse]
@@ -191,42 +190,3 @@ def test_fewer_records_than_readers(
         for _ in range(3):
             with reading(ready["file"]) as reads:
                 must_be_right(reads)
-
-
-def _sleeps(pid: int) -> int:
-    """Count how often threads of the front end, named as the server, began to wait."""
-    count = 0
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        if (thread / "comm").read_text().startswith("btrfs-ublk"):
-            status = (thread / "status").read_text()
-            count += int(status.split("voluntary_ctxt_switches:")[1].split()[0])
-    return count
-
-
-def test_who_has_received_a_read_is_not_woken_for_its_answer(
-    description: Description,
-) -> None:
-    with BlockServer(description, front_end="fuse") as server:
-        assert server.file is not None
-        reads = server.stats().kinds["lazy"].reads
-        fd = os.open(server.file, os.O_RDONLY)
-        try:
-            before = _sleeps(server.pid)
-            for unit in random.Random(1).sample(range(ORIGIN_UNITS), ORIGIN_UNITS):
-                found = os.pread(fd, BLOCK_BYTES, unit * ORIGIN_UNIT)
-                assert (
-                    found
-                    == ORIGIN_DATA[
-                        unit * ORIGIN_UNIT : unit * ORIGIN_UNIT + BLOCK_BYTES
-                    ]
-                )
-            slept = _sleeps(server.pid) - before
-        finally:
-            os.close(fd)
-        stats = server.stats()
-    assert stats.kinds["lazy"].reads == reads + ORIGIN_UNITS
-    assert stats.kinds["lazy"].latency.reads.count == stats.kinds["lazy"].reads
-    assert all(queue.in_flight == 0 for queue in stats.queues)
-    assert 1 <= max(queue.max_in_flight for queue in stats.queues)
-    # Once for each read, and a few times for what else there is.
-    assert slept < 1.5 * ORIGIN_UNITS, slept

@@ -178,41 +178,40 @@ def test_nothing_is_mapped_where_no_device_shows_it(run: Run) -> None:
     assert server.map_add([MEMSET], [Addition(offset=MAP_BYTES - 4096, length=4096)])
 
 
-@pytest.mark.parametrize(
-    ("sources", "addition", "message"),
-    [
-        ([MEMSET], Addition(offset=1, length=4096), "multiples of 4096"),
-        ([MEMSET], Addition(offset=0, length=0), "length is 0"),
-        ([MEMSET], Addition(offset=-4096, length=4096), "not negative"),
-        ([MEMSET], Addition(offset=0, length=2 * GIB), "of a source that has"),
-        ([MEMSET], Addition(offset=2**63 - 4096, length=8192), "behind 2\\^63"),
-        ([MEMSET], Addition(offset=2**64, length=8192), "not valid JSON"),
-        ([MEMSET], Addition(offset=0, length=4096, source=1), "not among the 1"),
-        ([], Addition(offset=0, length=4096), "not among the 0"),
-        ([{"kind": "ftp"}], Addition(offset=0, length=4096), "unknown kind of mirror"),
-        ([MEMSET | {"x": 1}], Addition(offset=0, length=4096), 'unknown key "x"'),
-        (["memset"], Addition(offset=0, length=4096), "must be a JSON object"),
-        (
-            [{"kind": "file", "path": "/nowhere", "size": 4096, "digests": []}],
-            Addition(offset=0, length=4096),
-            "0 digests for 1 units",
-        ),
-        (
-            [{"kind": "http", "url": "gopher://127.0.0.1/", "size": 4096}],
-            Addition(offset=0, length=4096),
-            "gopher",
-        ),
-    ],
-)
-def test_what_makes_no_sense(
-    run: Run, sources: list[Source], addition: Addition, message: str
-) -> None:
+#: Sources, what is added, and why that is refused.
+NONSENSE: list[tuple[list[Source], Addition, str]] = [
+    ([MEMSET], Addition(offset=1, length=4096), "multiples of 4096"),
+    ([MEMSET], Addition(offset=0, length=0), "length is 0"),
+    ([MEMSET], Addition(offset=-4096, length=4096), "not negative"),
+    ([MEMSET], Addition(offset=0, length=2 * GIB), "of a source that has"),
+    ([MEMSET], Addition(offset=2**63 - 4096, length=8192), "behind 2\\^63"),
+    ([MEMSET], Addition(offset=2**64, length=8192), "not valid JSON"),
+    ([MEMSET], Addition(offset=0, length=4096, source=1), "not among the 1"),
+    ([], Addition(offset=0, length=4096), "not among the 0"),
+    ([{"kind": "ftp"}], Addition(offset=0, length=4096), "unknown kind of mirror"),
+    ([MEMSET | {"x": 1}], Addition(offset=0, length=4096), 'unknown key "x"'),
+    (["memset"], Addition(offset=0, length=4096), "must be a JSON object"),
+    (
+        [{"kind": "file", "path": "/nowhere", "size": 4096, "digests": []}],
+        Addition(offset=0, length=4096),
+        "0 digests for 1 units",
+    ),
+    (
+        [{"kind": "http", "url": "gopher://127.0.0.1/", "size": 4096}],
+        Addition(offset=0, length=4096),
+        "gopher",
+    ),
+]
+
+
+def test_what_makes_no_sense(run: Run) -> None:
     server = run(cached=False)
-    with pytest.raises(BtrfsUblkError, match=message) as caught:
-        server.map_add(sources, [addition])
-    if message != "not valid JSON":
-        assert isinstance(caught.value, UsageError), caught.value
-    assert server.map().stats()["mappings"] == 0
+    for sources, addition, message in NONSENSE:
+        with pytest.raises(BtrfsUblkError, match=message) as caught:
+            server.map_add(sources, [addition])
+        if message != "not valid JSON":
+            assert isinstance(caught.value, UsageError), caught.value
+        assert server.map().stats()["mappings"] == 0
     assert server.map_add([MEMSET], [Addition(offset=0, length=4096)])
 
 

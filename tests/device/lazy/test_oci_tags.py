@@ -24,15 +24,17 @@ from btrfs_ublk.units import KIB
 from btrfs_ublk.volume import VolumeFile, down_volume
 from btrfs_ublk.volume.entry import source_of
 
-pytestmark = pytest.mark.fuse
+pytestmark = [pytest.mark.fuse, pytest.mark.usefixtures("in_process")]
 
 REPOSITORY = "some/image"
 
 
-@pytest.fixture
-def registry(need: Need, tmp_path: Path) -> Iterator[Registry]:
+@pytest.fixture(scope="module")
+def registry(
+    need: Need, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Registry]:
     need(REGISTRY, ROOT, FUSE)
-    with registry_server(tmp_path) as server:
+    with registry_server(tmp_path_factory.mktemp("registry")) as server:
         server.tokens.anonymous = True
         yield server
 

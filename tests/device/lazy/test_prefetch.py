@@ -238,7 +238,7 @@ def test_needs_a_cache(need: Need, sparse_path: Path, web: ScriptedServer) -> No
             server.map().prefetch()
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def any_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "btrfs_ublk.cli.main", *map(str, arguments)],
         capture_output=True,
@@ -277,7 +277,7 @@ def device(
         source = sparse_path / "source.json"
         # As signed URLs are; and its secret is nobody else's.
         source.write_text(json.dumps(origin_source(web.url("object?signature=s3cret"))))
-        done = run("map", "add", NAME, "--source", source)
+        done = any_command("map", "add", NAME, "--source", source)
         assert done.returncode == 0, done.stderr
         yield block_device
     finally:
@@ -382,12 +382,13 @@ def test_others_make_room_unless_they_are_pinned(
 
 
 @fuse
+@pytest.mark.usefixtures("in_process")
 def test_commands_say_how_much_the_cache_can_hold(
     device: Path, sparse_path: Path, origin: Origin
 ) -> None:
     Cache(sparse_path / "cache").limit(max_bytes=2 * MIB, reserve_bytes=None)
     for words in (["map", "drain", NAME], ["prefetch", NAME, "--all"]):
-        done = run(*words)
+        done = any_command(*words)
         assert done.returncode == 1, done.stderr
         assert "for 33 there was no room\n" in done.stdout
         assert done.stdout.count("the cache can hold 1.969 MiB besides") == 1
@@ -396,6 +397,7 @@ def test_commands_say_how_much_the_cache_can_hold(
 
 
 @fuse
+@pytest.mark.usefixtures("in_process")
 def test_commands(device: Path, sparse_path: Path, origin: Origin) -> None:
     trace = sparse_path / "trace"
     order = [9, 2, 3, 4, 30]
@@ -417,33 +419,35 @@ def test_commands(device: Path, sparse_path: Path, origin: Origin) -> None:
     rows = [x for x in map(json.loads, text.splitlines()) if isinstance(x, list)]
     recorded = [at + x for _, at, count, *_ in rows for x in range(count)]
     assert recorded == [x * blocks + y for x in order for y in range(blocks)]
-    done = run("trace", "record", NAME, "-o", trace, "--until-idle", "0.5")
+    done = any_command("trace", "record", NAME, "-o", trace, "--until-idle", "0.5")
     # Others on the machine may look at all its devices meanwhile.
     assert done.returncode == 0 and done.stdout.endswith(" blocks were read\n")
     trace.write_text(text)
 
     asked = len(origin.asked)
-    done = run("prefetch", NAME, "--trace", trace)
+    done = any_command("prefetch", NAME, "--trace", trace)
     assert done.returncode == 0, done.stderr
     assert "5 were cached, 0 fetched" in done.stdout and len(origin.asked) == asked
     other = text.replace("/object", "/elsewhere").replace('"root":"', '"root":"f')
     trace.write_text(other)
-    done = run("prefetch", NAME, "--trace", trace)
+    done = any_command("prefetch", NAME, "--trace", trace)
     assert done.returncode == 1 and "none of the sources" in done.stderr
     assert f"{5 * blocks} units are left out" in done.stderr
 
     rate = "--rate", "64K"
-    done = run("prefetch", NAME, "--all", *rate, "--no-wait", "--json")
+    done = any_command("prefetch", NAME, "--all", *rate, "--no-wait", "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["state"] == "running"
     labels = f'device="{NAME}",map="{sparse_path / "it.map"}"'
     assert f"btrfs_ublk_prefetch_running{{{labels}}} 1.0" in metrics_text()
-    assert " %" in run("top", "--count", "1").stdout
-    assert "running: " in run("prefetch", NAME, "--status").stdout
-    assert '"state": "running"' in run("map", "stats", NAME, "--json").stdout
-    assert "cancelled: " in run("prefetch", NAME, "--cancel").stdout
+    assert " %" in any_command("top", "--count", "1").stdout
+    assert "running: " in any_command("prefetch", NAME, "--status").stdout
+    assert '"state": "running"' in any_command("map", "stats", NAME, "--json").stdout
+    assert "cancelled: " in any_command("prefetch", NAME, "--cancel").stdout
 
     def state() -> Any:
-        return json.loads(run("prefetch", NAME, "--status", "--json").stdout)["state"]
+        return json.loads(any_command("prefetch", NAME, "--status", "--json").stdout)[
+            "state"
+        ]
 
     for how, status in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
         with begun("prefetch", NAME, "--offset", "0", *rate) as client:
@@ -452,16 +456,16 @@ def test_commands(device: Path, sparse_path: Path, origin: Origin) -> None:
             assert client.wait(TIMEOUT_S) == status
         wait_until(lambda: state() == "cancelled")
 
-    done = run("prefetch", NAME, "--offset", "0", "--length", "1M")
+    done = any_command("prefetch", NAME, "--offset", "0", "--length", "1M")
     assert done.returncode == 0 and "done: 100.0 % of 16 units" in done.stdout
     origin.bad = {63}
-    done = run("prefetch", NAME, "--all", "--json")
+    done = any_command("prefetch", NAME, "--all", "--json")
     assert done.returncode == 1 and json.loads(done.stdout)["failed_units"] == 1
     log = (sparse_path / "run" / "devices" / NAME / "log").read_text()
     assert " event=fetch_failed source=1 unit=63 mirror=0 kind=http " in log
     assert "s3cret" not in log
     for words in ([], ["--all", "--status"], ["--trace", sparse_path / "none"]):
-        assert run("prefetch", NAME, *words).returncode == 2
+        assert any_command("prefetch", NAME, *words).returncode == 2
 
 
 URL = "https://one@example.org:8443/image?token=s3cret#x"

@@ -5,16 +5,14 @@ from __future__ import annotations
 import mmap
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from support.needs import Need
-from support.paths import TESTS
 
-from btrfs_ublk.base.capabilities import BTRFS, BTRFS_PROGS, FUSE, LOOP
+from btrfs_ublk.base.capabilities import BTRFS, BTRFS_PROGS, LOOP
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.read_ahead import get_read_ahead, set_read_ahead
 from btrfs_ublk.server import FrontEndName, MemsetSegment
@@ -23,24 +21,6 @@ from btrfs_ublk.volume.sprout import DEFAULT_READ_AHEAD_BYTES, sprout
 from btrfs_ublk.volume.temporary import Volume, volume
 
 SIZE = 64 * MIB
-#: Makes one volume after another where /sys is read-only, as in a container.
-_IN_A_CONTAINER = """
-import sys
-from pathlib import Path
-sys.path[:0] = sys.argv[2:]
-from test_read_ahead import KIB, made_volume
-from btrfs_ublk.errors import CapabilityError
-from btrfs_ublk.kernel.read_ahead import get_read_ahead
-from btrfs_ublk.volume.sprout import DEFAULT_READ_AHEAD_BYTES
-
-target = Path(sys.argv[1])
-for size in (DEFAULT_READ_AHEAD_BYTES, None, 64 * KIB):
-    try:
-        with made_volume(target, "fuse", size):
-            print(get_read_ahead(target))
-    except CapabilityError as error:
-        print(error.message)
-"""
 #: What btrfs sets itself.
 KERNEL_BYTES = 4 * MIB
 
@@ -85,7 +65,13 @@ def fetched_by_a_fault(made: Volume, path: Path) -> int:
     return delivered() - before
 
 
-@pytest.mark.parametrize("size", [0, 32 * KIB, DEFAULT_READ_AHEAD_BYTES, MIB])
+@pytest.mark.parametrize(
+    "size",
+    [
+        *(0, DEFAULT_READ_AHEAD_BYTES),
+        *(pytest.param(x, marks=pytest.mark.thorough) for x in (32 * KIB, MIB)),
+    ],
+)
 def test_a_page_fault_fetches_that_much(
     front_end: FrontEndName, target: Path, size: int
 ) -> None:
@@ -105,24 +91,6 @@ def test_without_it_the_kernel_s_own_holds(
         clone = made.clone("clone", offset=0, size_bytes=SIZE)
         assert get_read_ahead(target) == KERNEL_BYTES
         assert fetched_by_a_fault(made, clone) > DEFAULT_READ_AHEAD_BYTES
-
-
-def test_where_sys_is_read_only_the_default_is_a_wish(target: Path, need: Need) -> None:
-    need(FUSE)
-    closed = 'mount -o remount,bind,ro /sys && exec "$@"'
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", closed, "sh", sys.executable]
-        + ["-c", _IN_A_CONTAINER, target, TESTS, TESTS / "device/lazy"],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    by_default, left, asked = done.stdout.splitlines()
-    assert by_default == left == str(KERNEL_BYTES)
-    assert asked.startswith("cannot write /sys") and "Read-only" in asked
-    assert done.stderr.startswith("read-ahead stays the kernel's: cannot write")
-    assert len(done.stderr.splitlines()) == 1
 
 
 def test_it_holds_whatever_is_done_with_the_sprout(
