@@ -88,8 +88,8 @@ def stock(path: Path, need: Need, *options: str) -> Iterator[Path]:
     "options",
     [
         ["-m", "dup"],
-        ["-m", "single", "-n", "4096"],
-        ["--mixed"],
+        pytest.param(["-m", "single", "-n", "4096"], marks=pytest.mark.thorough),
+        pytest.param(["--mixed"], marks=pytest.mark.thorough),
         ["-O", "^skinny-metadata", "-R", "^free-space-tree"],
     ],
 )

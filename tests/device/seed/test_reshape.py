@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support import seeds as fmt
-from support.needs import Need
+from support.needs import Need, share_of
 from support.seeds import (
     BLOCK,
     DEVICE,
@@ -385,7 +385,7 @@ class TestDamage:
     def test_every_flipped_bit_is_noticed(self, image: Path, reshape: Reshape) -> None:
         chances = random.Random(3)
         structures = [(65536, 4096), *((at, NODE) for at in tree_blocks(image))]
-        for _ in range(100):
+        for _ in range(share_of(100, least_percent=25)):
             start, length = chances.choice(structures)
             offset = start + chances.randrange(length)
             old = read_at(image, offset, 1)
@@ -403,7 +403,8 @@ class TestDamage:
         structures = [(65536, 4096)] * 8
         structures += [(at, NODE) for at in tree_blocks(image)]
         refused = 0
-        for _ in range(200):
+        rounds = share_of(200, least_percent=20)
+        for _ in range(rounds):
             start, length = chances.choice(structures)
             old = read_at(image, start, length)
             block = bytearray(old)
@@ -417,7 +418,7 @@ class TestDamage:
             write_at(image, start, with_checksum(block))
             refused += self.refusal_of(image, reshape) is not None
             write_at(image, start, old)
-        assert refused > 50
+        assert refused > rounds // 4
         assert self.refusal_of(image, reshape) is None
 
     def test_random_bytes_behind_a_good_superblock(
