@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support import workers
 from support.paths import PROJECT
 
@@ -32,6 +33,7 @@ def test_needs_nothing(tmp_path):
 """
 
 
+@pytest.mark.thorough
 def test_a_worker_makes_no_devices(tmp_path: Path) -> None:
     basetemp = tmp_path / "chosen"
     file = tmp_path / "test_them.py"

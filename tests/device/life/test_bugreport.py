@@ -11,7 +11,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from support.devices import device_command
+from support.devices import device_command, map_command
 from support.needs import Need
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP, ROOT, Helper
@@ -23,7 +23,17 @@ from btrfs_ublk.units import MIB
 SECRET = "hunter2-is-planted"
 
 
+def any_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "btrfs_ublk.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
 @pytest.mark.fuse
+@pytest.mark.usefixtures("in_process")
 def test_report_of_a_machine_with_a_device(
     tmp_path: Path, need: Need, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -35,26 +45,17 @@ def test_report_of_a_machine_with_a_device(
     assert done.returncode == 0, done.stderr
     try:
         url = f"http://127.0.0.1:9/image?X-Amz-Signature={SECRET}"
-        subprocess.run(
-            [sys.executable, "-m", "btrfs_ublk.cli.main", "map", "add", "planted"]
-            + ["--url", url, "--size", "64K"],
-            check=True,
-            capture_output=True,
-            timeout=60,
-        )
+        done = map_command("add", "planted", "--url", url, "--size", "64K")
+        assert done.returncode == 0, done.stderr
         with device_directory("planted").log.open("a") as log:
             log.write(f"> Authorization: Bearer {SECRET}\n{SECRET}-plain\nkept line\n")
         monkeypatch.setenv("BTRFS_UBLK_TEST", f"http://u:{SECRET}@host/")
         monkeypatch.setenv("REGISTRY_PASSWORD", f"{SECRET}-plain")
         monkeypatch.setenv("UNRELATED", SECRET)
         report = tmp_path / "report.tar.gz"
-        listed = subprocess.run(
-            [sys.executable, "-m", "btrfs_ublk.cli.main", "bugreport", "-o", report],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        ).stdout
+        done = any_command("bugreport", "-o", report)
+        assert done.returncode == 0, done.stderr
+        listed = done.stdout
     finally:
         assert device_command("down", "planted").returncode == 0
     assert stat.S_IMODE(report.stat().st_mode) == 0o600

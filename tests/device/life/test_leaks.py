@@ -36,8 +36,8 @@ from btrfs_ublk.volume.temporary import virtual_file_of
 STACK = Path(stack.__file__)
 PACKAGE = str(Path(btrfs_ublk.__file__).parent)
 SEED = 20261120
-RUNS_PER_SIGNAL = share_of(8, least_percent=50)
-INTERRUPTED_LINES = share_of(40, least_percent=40)
+RUNS_PER_SIGNAL = share_of(8, least_percent=25)
+INTERRUPTED_LINES = share_of(40, least_percent=20)
 
 
 @pytest.fixture(autouse=True)

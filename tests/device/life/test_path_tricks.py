@@ -209,7 +209,13 @@ def test_a_link(name: str, home: Path, victim: Path, things: Path) -> None:
 
 
 # Where a layout is to be is root's own choice: docs/design/threat-model.md
-@pytest.mark.parametrize("name", sorted({*DIRECTORIES, *FILES} - {"layout"}))
+@pytest.mark.parametrize(
+    "name",
+    [
+        *sorted({*DIRECTORIES, *FILES} - {"layout", "report"}),
+        pytest.param("report", marks=pytest.mark.thorough),
+    ],
+)
 def test_names_that_change_places(
     name: str, home: Path, victim: Path, things: Path
 ) -> None:
