@@ -24,7 +24,7 @@ from btrfs_ublk.volume import VolumeFile, clone_in_volume, kept_volume, up_volum
 
 pytestmark = pytest.mark.fuse
 
-ROUNDS = 15
+ROUNDS = 8
 
 
 @pytest.fixture
