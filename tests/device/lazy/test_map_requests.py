@@ -179,7 +179,7 @@ def test_nothing_is_mapped_where_no_device_shows_it(run: Run) -> None:
 
 
 #: Sources, what is added, and why that is refused.
-NONSENSE: list[tuple[list[Source], Addition, str]] = [
+NONSENSE: list[tuple[list[Any], Addition, str]] = [
     ([MEMSET], Addition(offset=1, length=4096), "multiples of 4096"),
     ([MEMSET], Addition(offset=0, length=0), "length is 0"),
     ([MEMSET], Addition(offset=-4096, length=4096), "not negative"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from btrfs_ublk.units import KIB
 
 #: One front end: the servers take too long to start in an emulated machine, and what is
 #: tested here has nothing to do with it but for what the owner of "fuse" opens.
-pytestmark = pytest.mark.fuse
+pytestmark = [pytest.mark.fuse, pytest.mark.usefixtures("in_process")]
 
 UNIT = 64 * KIB
 SIZE = 40 * UNIT
@@ -42,7 +42,6 @@ class Places:
 
     mirrors: dict[str, dict[str, Any]]
     ends: dict[str, ExitStack]
-    directory: Path
 
 
 def _secret(path: Path, text: str) -> str:
@@ -51,11 +50,10 @@ def _secret(path: Path, text: str) -> str:
     return str(path)
 
 
-@pytest.fixture
-def places(need: Need, sparse_path: Path) -> Iterator[Places]:
-    need(FUSE, LOOP, NGINX, REGISTRY, WEED)
+@contextmanager
+def made_places(top: Path) -> Iterator[Places]:
     ends = {kind: ExitStack() for kind in ("http", "oci", "s3")}
-    roots = {kind: sparse_path / kind for kind in ends}
+    roots = {kind: top / kind for kind in ends}
     for root in roots.values():
         root.mkdir()
     with ExitStack() as stack:
@@ -75,7 +73,7 @@ def places(need: Need, sparse_path: Path) -> Iterator[Places]:
             "http": {
                 "url": web.tls_url("basic/object"),
                 "ca_file": str(web.ca),
-                "basic_auth_file": _secret(sparse_path / "basic", "reader:s3cret\n"),
+                "basic_auth_file": _secret(top / "basic", "reader:s3cret\n"),
             },
             "oci": {
                 "registry": registry.host,
@@ -83,22 +81,29 @@ def places(need: Need, sparse_path: Path) -> Iterator[Places]:
                 "digest": digest,
                 "insecure": True,
                 "docker_config": _secret(
-                    sparse_path / "config.json", f'{{"auths": {{{config}}}}}'
+                    top / "config.json", f'{{"auths": {{{config}}}}}'
                 ),
             },
             "s3": {
                 "endpoint": store.endpoint,
                 "bucket": BUCKET,
                 "key": "object",
-                "credentials_file": _secret(sparse_path / "aws", f"[default]\n{keys}"),
+                "credentials_file": _secret(top / "aws", f"[default]\n{keys}"),
             },
         }
-        yield Places(mirrors, ends, sparse_path)
+        yield Places(mirrors, ends)
 
 
-def _serve(places: Places) -> BlockServer:
+@pytest.fixture(scope="module")
+def places(need: Need, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Places]:
+    need(FUSE, LOOP, NGINX, REGISTRY, WEED)
+    with made_places(tmp_path_factory.mktemp("places")) as made:
+        yield made
+
+
+def _serve(directory: Path) -> BlockServer:
     segment = LazySegment(
-        offset=0, length=SIZE, map=str(places.directory / "map"), deadline_s=20
+        offset=0, length=SIZE, map=str(directory / "map"), deadline_s=20
     )
     return BlockServer(Description(SIZE, [segment]), front_end="fuse")
 
@@ -115,22 +120,11 @@ def _source(mirrors: dict[str, dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def test_goes_on_with_what_is_left(places: Places) -> None:
-    with _serve(places) as server:
-        server.map_add([_source(places.mirrors)], [Addition(offset=0, length=SIZE)])
-        third = SIZE // 4 // UNIT * UNIT
-        for start, gone in enumerate((None, "http", "oci")):
-            if gone:
-                places.ends[gone].close()
-            at = start * third
-            assert read_direct(server.device, at, third) == DATA[at : at + third]
-
-
-def test_added_by_command(places: Places) -> None:
+def test_added_by_command(places: Places, tmp_path: Path) -> None:
     """What the command's options say of a store and of a registry, in one device."""
-    digests = places.directory / "digests"
-    (places.directory / "data").write_bytes(DATA)
-    digest_file(places.directory / "data", unit_bytes=UNIT).write(digests)
+    digests = tmp_path / "digests"
+    (tmp_path / "data").write_bytes(DATA)
+    digest_file(tmp_path / "data", unit_bytes=UNIT).write(digests)
     s3, oci = places.mirrors["s3"], places.mirrors["oci"]
     added = [
         ("--s3", f"s3://{BUCKET}/object", "--endpoint", s3["endpoint"], "--path-style")
@@ -138,8 +132,8 @@ def test_added_by_command(places: Places) -> None:
         ("--oci", f"{oci['registry']}/{REPOSITORY}@{oci['digest']}", "--insecure")
         + ("--docker-config", oci["docker_config"]),
     ]
-    segment = LazySegment(offset=0, length=2 * SIZE, map=str(places.directory / "map"))
-    path = description_file(places.directory, Description(2 * SIZE, [segment]))
+    segment = LazySegment(offset=0, length=2 * SIZE, map=str(tmp_path / "map"))
+    path = description_file(tmp_path, Description(2 * SIZE, [segment]))
     made = device_command("up", "remote", path, "--front-end", "fuse")
     assert made.returncode == 0, made.stderr
     try:
@@ -164,8 +158,8 @@ def test_added_by_command(places: Places) -> None:
 
 
 @pytest.mark.parametrize("kind", ["http", "oci", "s3"])
-def test_keeps_its_secrets(places: Places, kind: str) -> None:
-    with _serve(places) as server:
+def test_keeps_its_secrets(places: Places, tmp_path: Path, kind: str) -> None:
+    with _serve(tmp_path) as server:
         source = _source({kind: places.mirrors[kind]})
         server.map_add([source], [Addition(offset=0, length=SIZE)])
         assert read_direct(server.device, 0, SIZE) == DATA
@@ -176,7 +170,19 @@ def test_keeps_its_secrets(places: Places, kind: str) -> None:
         # The owner of a FUSE front end has to open these.
         assert list((process / "fd").iterdir())
         shown = [(process / name).read_bytes() for name in ("cmdline", "environ")]
-        shown += [file.read_bytes() for file in places.directory.glob("map*")]
+        shown += [file.read_bytes() for file in tmp_path.glob("map*")]
         shown.append(repr((dict(server.stats()), server.map().show(offset=0))).encode())
         for secret in SECRETS:
             assert not any(secret.encode() in text for text in shown)
+
+
+def test_goes_on_with_what_is_left(need: Need, tmp_path: Path) -> None:
+    need(FUSE, LOOP, NGINX, REGISTRY, WEED)
+    with made_places(tmp_path) as places, _serve(tmp_path) as server:
+        server.map_add([_source(places.mirrors)], [Addition(offset=0, length=SIZE)])
+        third = SIZE // 4 // UNIT * UNIT
+        for start, gone in enumerate((None, "http", "oci")):
+            if gone:
+                places.ends[gone].close()
+            at = start * third
+            assert read_direct(server.device, at, third) == DATA[at : at + third]
