@@ -14,7 +14,7 @@ import pytest
 from support.needs import Need
 from support.processes import ServerProcess
 
-from btrfs_ublk.base.capabilities import FUSE, LOOP, UBLK
+from btrfs_ublk.base.capabilities import UBLK
 from btrfs_ublk.base.helpers import SERVER, helper_path
 from btrfs_ublk.base.ledger import process_ledger
 from btrfs_ublk.base.readers import read_direct
@@ -57,19 +57,6 @@ def test_auto_is_ublk_where_the_kernel_survives_its_servers() -> None:
     may_crash = kernel_may_crash(platform.release())
     with BlockServer(ZEROES) as server:
         assert server.front_end == ("fuse" if may_crash else "ublk")
-
-
-def test_ublk_can_be_asked_for() -> None:
-    with serve(ZEROES) as server:
-        assert server.front_end == "ublk"
-        assert server.device == Path(f"/dev/ublkb{server.device_id}")
-
-
-def test_fuse_can_be_asked_for(need: Need) -> None:
-    need(FUSE, LOOP)
-    with BlockServer(ZEROES, front_end="fuse") as server:
-        assert server.front_end == "fuse" and server.device.name.startswith("loop")
-        assert list_ublk_devices() == []
 
 
 def test_more_queues_than_cpus_are_cut_to_them() -> None:
@@ -135,22 +122,6 @@ def test_a_device_is_deleted_by_its_tag_only() -> None:
         assert read_direct(server.device, 0, 4096) == bytes(4096)
 
 
-def test_a_mounted_device_is_not_deleted(sparse_path: Path) -> None:
-    seed = make_seed(
-        sparse_path / "seed", virtual_data_size=64 * MIB, metadata_only=True
-    )
-    target = sparse_path / "mnt"
-    target.mkdir()
-    with serve(seed.description([])) as server:
-        with mounted(server.device, target, read_only=True):
-            (record,) = device_records()
-            done = run_server(
-                "--delete-device", str(server.device_id), "--tag", record.tag
-            )
-            assert done.returncode == 1
-            assert "mounted or in use" in done.stderr
-
-
 def test_a_device_id_that_is_taken_is_refused(sparse_path: Path) -> None:
     path = sparse_path / "description.json"
     path.write_text(ZEROES.to_json())
@@ -159,14 +130,6 @@ def test_a_device_id_that_is_taken_is_refused(sparse_path: Path) -> None:
         assert done.returncode == 1
         assert "is taken" in done.stderr
         assert len(list_ublk_devices()) == 1
-
-
-def test_the_list_is_json_lines() -> None:
-    with serve(ZEROES) as server:
-        done = run_server("--list-devices")
-        assert done.returncode == 0, done.stderr
-        (line,) = done.stdout.splitlines()
-        assert json.loads(line)["server_pid"] == server.pid
 
 
 def test_a_device_in_use_does_not_stop(sparse_path: Path) -> None:

@@ -92,6 +92,7 @@ def test_wrong_bytes(helper: str, pattern: Path, how: str) -> None:
     assert first["found"] == f"0x{found:016x}"
 
 
+@pytest.mark.thorough
 def test_the_wrong_place(helper: str, pattern: Path, how: str) -> None:
     report = verify(
         helper, *HOW[how], f"--base={BASE + BLOCK_BYTES}", pattern, status=1
@@ -100,6 +101,7 @@ def test_the_wrong_place(helper: str, pattern: Path, how: str) -> None:
     assert len(report["wrong"]) == 8
 
 
+@pytest.mark.thorough
 def test_one_byte_all_over(helper: str, sparse_path: Path, how: str) -> None:
     path = sparse_path / "memset"
     path.write_bytes(b"a" * MIB)
