@@ -32,8 +32,8 @@ from btrfs_ublk.kernel import loop_device, mounted
     ("compression", "checksum"),
     [
         ("none", "crc32c"),
-        ("none", "blake2b"),
-        ("zstd:3", "xxhash64"),
+        pytest.param("none", "blake2b", marks=pytest.mark.thorough),
+        pytest.param("zstd:3", "xxhash64", marks=pytest.mark.thorough),
         ("zstd:3", "sha256"),
     ],
 )

@@ -71,7 +71,9 @@ def test_disk_filled_by_somebody_else(sanitized_build: Path, small_disk: Path) -
     assert not any(name.endswith(".new") for name in left)
 
 
-@pytest.mark.parametrize("unit_bytes", [256 * KIB, 4 * KIB])
+@pytest.mark.parametrize(
+    "unit_bytes", [pytest.param(256 * KIB, marks=pytest.mark.thorough), 4 * KIB]
+)
 def test_a_terabyte_in_little_memory(sparse_path: Path, unit_bytes: int) -> None:
     size = TIB
     source = sparse_path / "source"

@@ -49,7 +49,15 @@ def flags_of(path: Path) -> int:
 IMMUTABLE, NOCOW = 0x10, 0x800000
 
 
-@pytest.mark.parametrize("size", [4 * MIB, CHUNK + BLOCK, 4 * EIB, MAX_SIZE])
+@pytest.mark.parametrize(
+    "size",
+    [
+        4 * MIB,
+        CHUNK + BLOCK,
+        4 * EIB,
+        pytest.param(MAX_SIZE, marks=pytest.mark.thorough),
+    ],
+)
 def test_a_sprout_of_the_seed_clones_and_reads(sparse_path: Path, size: int) -> None:
     seed = sparse_path / "seed.img"
     mkseed(*IDENTITY, f"--virtual-data-size={size}", "--label=seed", seed)

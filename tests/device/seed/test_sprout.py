@@ -198,19 +198,17 @@ class TestSprout:
                 with sprout(loop.path, target, parent=sparse_path):
                     pass
 
-    def test_a_file_is_no_device(
-        self, seed: Seed, target: Path, sparse_path: Path
+    def test_what_cannot_be_is_refused(
+        self, seed: Seed, device: Path, target: Path, sparse_path: Path
     ) -> None:
-        with pytest.raises(UsageError, match="not a block device"):
-            with sprout(seed.path, target, parent=sparse_path):
-                pass
-
-    def test_too_small_a_writable_device_is_refused(
-        self, device: Path, target: Path, sparse_path: Path
-    ) -> None:
-        with pytest.raises(UsageError, match="at least"):
-            with sprout(device, target, parent=sparse_path, writable_bytes=4096):
-                pass
+        for of, room, message in (
+            (seed.path, None, "not a block device"),
+            (device, 4096, "at least"),
+        ):
+            keys = {} if room is None else {"writable_bytes": room}
+            with pytest.raises(UsageError, match=message):
+                with sprout(of, target, parent=sparse_path, **keys):
+                    pass
 
     def test_a_writable_file_that_does_not_fit_is_an_error(
         self, device: Path, target: Path, sparse_path: Path
