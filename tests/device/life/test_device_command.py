@@ -47,7 +47,7 @@ from btrfs_ublk.device.state import (
     device_directory,
     devices_directory,
 )
-from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
 from btrfs_ublk.server import Description, FileSegment, FrontEndName
 from btrfs_ublk.units import MIB
 
@@ -95,14 +95,6 @@ def test_a_run_directory_without_room(options: DeviceOptions) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert os.listdir(devices_directory()) == [".lock"]
-
-
-def test_a_name_is_taken_once(options: DeviceOptions) -> None:
-    with supervised_device(DESCRIPTION, options, name="one"):
-        for other in ("fuse", options.front_end):
-            with pytest.raises(UsageError, match="a device 'one' exists already"):
-                add_device("one", DESCRIPTION, DeviceOptions(front_end=other))
-        assert show_device("one").is_well
 
 
 @pytest.mark.parametrize("step", ["wait_until_serving", "look_at"])

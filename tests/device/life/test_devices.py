@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -46,7 +45,6 @@ from btrfs_ublk.device import (
     show_device,
     supervised_device,
 )
-from btrfs_ublk.device.locks import is_locked
 from btrfs_ublk.device.state import device_directory, devices_directory
 from btrfs_ublk.errors import LeftoverError, UsageError
 from btrfs_ublk.kernel import blockdev, mounted
@@ -64,6 +62,7 @@ def options(front_end: FrontEndName) -> DeviceOptions:
     return DeviceOptions(front_end=front_end)
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_life(front_end: FrontEndName, sparse_path: Path) -> None:
     description = description_file(sparse_path)
     added = device_command("up", "one", description, "--front-end", front_end)
@@ -91,6 +90,7 @@ def test_a_life(front_end: FrontEndName, sparse_path: Path) -> None:
     assert answer("list") == [] and answer("gc") == []
 
 
+@pytest.mark.usefixtures("in_process")
 def test_threads_run_in_real_time_if_wanted(
     front_end: FrontEndName, sparse_path: Path
 ) -> None:
@@ -124,36 +124,6 @@ def test_the_oom_killer_takes_others_first(options: DeviceOptions) -> None:
                 assert process is not None
                 score = Path(f"/proc/{process.pid}/oom_score_adj").read_text()
                 assert int(score) == expected
-
-
-def test_directory_and_files(options: DeviceOptions) -> None:
-    with supervised_device(DESCRIPTION, options, name="one"):
-        directory = device_directory("one")
-        assert directory.path.stat().st_mode & 0o777 == 0o700
-        assert {path.name for path in directory.path.iterdir()} == {
-            *("lock", "server.lock", "control", "log"),
-            *("device.json", "description.json", "state.json"),
-        }
-        assert is_locked(directory.lock) and is_locked(directory.server_lock)
-        assert Description.from_json(directory.description.read_text()) == DESCRIPTION
-
-
-#: Where there is ublk, the CPU is most often emulated: each takes seconds of it.
-SEVERAL: dict[FrontEndName, int] = {"fuse": 8, "ublk": 4}
-
-
-def test_several_at_once(front_end: FrontEndName, options: DeviceOptions) -> None:
-    names = [f"device-{number}" for number in range(SEVERAL[front_end])]
-
-    def live(name: str) -> None:
-        device = add_device(name, DESCRIPTION, options, timeout_s=200)
-        assert device.path is not None
-        check_content(device.path)
-        remove_device(name, timeout_s=200)
-
-    with ThreadPoolExecutor(len(names)) as pool:
-        list(pool.map(live, names))
-    assert list_devices() == []
 
 
 @pytest.mark.ublk
@@ -201,6 +171,7 @@ def wait_until_dead(name: str, *, health: str = "dead") -> None:
     )
 
 
+@pytest.mark.usefixtures("in_process")
 def test_the_dead_are_collected(options: DeviceOptions) -> None:
     add_device("one", DESCRIPTION, options)
     assert collect_devices() == []
@@ -249,6 +220,7 @@ def test_a_directory_that_was_removed_under_its_server(options: DeviceOptions) -
     assert server.wait(timeout_s=TIMEOUT_S) and collect_devices() == []
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_stopped_server(options: DeviceOptions) -> None:
     """Nobody waits for it without end, and it can be removed."""
     device = add_device("one", DESCRIPTION, options)
@@ -281,7 +253,7 @@ def test_a_server_may_hang_if_that_is_wanted(front_end: FrontEndName) -> None:
 
 
 #: Each takes seconds where the kernel with ublk is emulated.
-MOMENTS: dict[FrontEndName, int] = {"fuse": 12, "ublk": 2}
+MOMENTS: dict[FrontEndName, int] = {"fuse": 6, "ublk": 2}
 
 
 @pytest.mark.parametrize(

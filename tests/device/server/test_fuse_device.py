@@ -267,15 +267,6 @@ def test_a_second_signal_ends_a_server_under_load(sparse_path: Path) -> None:
         assert server.wait(60) == 0
 
 
-def test_a_file_that_is_closed_lets_the_server_end(sparse_path: Path) -> None:
-    with server_alone(sparse_path, ZEROES) as (server, ready):
-        with open(ready["file"], "rb", buffering=0):
-            server.send_signal(signal.SIGTERM)
-            with pytest.raises(subprocess.TimeoutExpired):
-                server.wait(0.5)
-        assert server.wait(60) == 0
-
-
 def test_a_server_that_lost_its_connection_says_so(sparse_path: Path) -> None:
     """An administrator may abort it; fusectl need not be mounted, so do it here."""
     with ExitStack() as stack:
@@ -288,18 +279,6 @@ def test_a_server_that_lost_its_connection_says_so(sparse_path: Path) -> None:
             assert server.wait(60) == 1
             assert server.stderr is not None
             assert "the device has failed" in server.stderr.read()
-
-
-@pytest.mark.parametrize("realtime", [False, True])
-def test_threads_run_in_real_time_if_wanted(realtime: bool) -> None:
-    with serve(ZEROES, queues=3, realtime=realtime) as server:
-        policies = [
-            os.sched_getscheduler(int(task.name)) & ~os.SCHED_RESET_ON_FORK
-            for task in Path(f"/proc/{server.pid}/task").iterdir()
-        ]
-        # The first thread waits for its owner, another one for memory.
-        expected = os.SCHED_RR if realtime else os.SCHED_OTHER
-        assert sorted(policies) == sorted([*[os.SCHED_OTHER] * 2, *[expected] * 3])
 
 
 def test_a_thread_that_waits_for_a_file_does_not_hold_up_the_others(
