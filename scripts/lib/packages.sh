@@ -44,7 +44,7 @@ packages_of_part() { # build|demo|bench|test|package|vm|arm64|arm64-root
             procps iproute2 attr e2fsprogs strace fio zstd xz-utils pigz \
             python3-{boto3,click,cryptography,grpcio,prometheus-client,protobuf,psutil} \
             python3-{requests,rich,tomli-w,yaml,zstandard} \
-            python3-{hypothesis,pyroute2,pytest,pytest-timeout,pytest-xdist,simpy,trustme}
+            python3-{hypothesis,pyroute2,pytest,pytest-timeout,pytest-xdist,trustme}
         ;;
     esac
 }

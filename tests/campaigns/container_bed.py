@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
+import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import (
-    AbstractContextManager,
-    ExitStack,
-    contextmanager,
-    nullcontext,
-    redirect_stdout,
-)
+from collections.abc import Callable, Iterator, Set
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from campaign import environment  # noqa: E402
-from container_peers import PLUGIN, STARGZ, serving  # noqa: E402
+from fault_proxy import FaultProxy  # noqa: E402
 from support.containers import (  # noqa: E402
     BUSYBOX,
     CONFIGURATION,
@@ -39,6 +36,7 @@ from support.waiting import wait_until  # noqa: E402
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT  # noqa: E402
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE, VOLUMES_VARIABLE  # noqa: E402
 from btrfs_ublk.base.process import run  # noqa: E402
+from btrfs_ublk.bench.cpu import RawSnapshot, children_of  # noqa: E402
 from btrfs_ublk.image.store import IMAGES_VARIABLE  # noqa: E402
 from btrfs_ublk.kernel.loop import loop_device  # noqa: E402
 from btrfs_ublk.kernel.mount import mounted  # noqa: E402
@@ -92,42 +90,30 @@ def _remove_volumes() -> None:
 
 
 @contextmanager
-def running(host: Host, *, serving: bool = True) -> Iterator[None]:
-    """Run the snapshotter, unless that is the caller's affair, and containerd, whose
-    log is dropped."""
+def running(host: Host) -> Iterator[None]:
+    """Run the snapshotter and containerd, whose log is dropped."""
     stdout = sys.stdout
-    with redirect_stdout(io.StringIO()), ExitStack() as stack:
-        if serving:
-            stack.enter_context(host.snapshotter())
-        with host.containerd():
-            if serving:
-                wait_until(host.answers, timeout_s=TIMEOUT_S)
-            with redirect_stdout(stdout):
-                yield
+    with redirect_stdout(io.StringIO()), host.snapshotter(), host.containerd():
+        wait_until(host.answers, timeout_s=TIMEOUT_S)
+        with redirect_stdout(stdout):
+            yield
 
 
 @contextmanager
-def pod(
-    host: Host, snapshotter: str, registry: str, *options: str
-) -> Iterator[tuple[Cri, str]]:
+def pod(host: Host, snapshotter: str, registry: str) -> Iterator[tuple[Cri, str]]:
     """Run containerd with CRI on a snapshotter, and a pod whose containers come from a
-    registry without TLS; yields the client and the pod. ``options`` are those of a
-    snapshotter that is neither ours nor containerd's."""
+    registry without TLS; yields the client and the pod."""
     hosts = host.work / "certs.d" / registry
     hosts.mkdir(parents=True)
     (hosts / "hosts.toml").write_text(f'[host."http://{registry}"]\n')
     text = CONFIGURATION % {"pause": IMAGE}
     host.configuration = text.replace(f'"{NAME}"', f'"{snapshotter}"')
-    peer: AbstractContextManager[None] = nullcontext()
-    if snapshotter == STARGZ:
-        host.configuration += PLUGIN
-        peer = serving(host, *options)
     pause = host.work / "pause.tar"
     wait = b"#!/bin/busybox sh\nexec /bin/busybox sleep 86400\n"
     directories = [(name, None, 0o755) for name in ("bin", "dev", "etc", "proc", "sys")]
     busybox = ("bin/busybox", Path("/bin/busybox").read_bytes(), 0o755)
     write_image(pause, [layer([*directories, busybox, ("bin/sh", wait, 0o755)])])
-    with running(host), peer, connected(host.work / "containerd.sock") as cri:
+    with running(host), connected(host.work / "containerd.sock") as cri:
         wait_until(cri.is_ready, timeout_s=TIMEOUT_S)
         words = ("images", "import", "--snapshotter", snapshotter, pause)
         host.ctr("--namespace", "k8s.io", *words)
@@ -145,3 +131,51 @@ def run_until_end(cri: Cri, to: str, image: str, name: str, *command: str) -> in
             return int(found.get(7, [0])[0])
         assert time.monotonic() < deadline_s, "the container has not ended in time"
         time.sleep(_POLL_S)
+
+
+def _proxy(registry: str, latency_s: float, rate: float, pipe: Connection) -> None:
+    host, _, port = registry.partition(":")
+    with FaultProxy((host, int(port)), latency_s=latency_s, rate=rate) as proxy:
+        pipe.send(proxy.port)
+        while pipe.recv():
+            pipe.send((proxy.counts.requests, proxy.counts.body_bytes))
+
+
+@contextmanager
+def far(
+    registry: str, latency_s: float, rate: float
+) -> Iterator[tuple[str, Callable[[], tuple[int, int]]]]:
+    """Run a proxy that delays answers, which share a link of that rate, in a process of
+    its own; yields its address, and what tells how many requests and bytes it has
+    passed on."""
+    ours, its = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(
+        target=_proxy, args=(registry, latency_s, rate, its)
+    )
+    process.start()
+
+    def counts() -> tuple[int, int]:
+        ours.send(True)
+        requests, size = ours.recv()
+        return int(requests), int(size)
+
+    try:
+        yield f"127.0.0.1:{ours.recv()}", counts
+    finally:
+        ours.send(False)
+        process.join()
+
+
+def bystanders(daemon: int) -> set[int]:
+    """Return this process and its children, a registry and a proxy, as what they do is
+    no part of a host. The daemon is."""
+    return {os.getpid(), *children_of(os.getpid())} - {daemon}
+
+
+def cpu_s(but: Set[int]) -> float:
+    """Return the CPU time, in seconds, of all processes of this PID namespace but
+    those, and of what they have waited for. ``scripts/isolate`` makes the namespace;
+    the kernel's threads are not in it."""
+    processes = RawSnapshot.take().parse().processes
+    found = (each for pid, each in processes.items() if pid not in but)
+    return sum(each.own_s + each.children_s for each in found)

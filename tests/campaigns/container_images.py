@@ -32,8 +32,6 @@ _MMDEBSTRAP = Program("mmdebstrap", package="mmdebstrap")
 _RELEASE = "bookworm"
 _TIMEOUT_S = 1800.0
 _BALLAST_BYTES = 8 * MIB
-#: In the root of the image of busybox, and read by nothing.
-BALLAST = "ballast"
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 #: Where images stay for the next run: to make all of them takes 20 minutes.
 KEPT = _CACHE / "btrfs-ublk/container-images"
@@ -146,7 +144,7 @@ def _make_tree(application: Application, path: Path) -> None:
                 (root / name).mkdir()
             for name in ("sh", "true", "find", "cat", "sleep"):
                 shutil.copy("/bin/busybox", root / "bin" / name)
-            with (root / BALLAST).open("wb") as file, open("/dev/urandom", "rb") as x:
+            with (root / "ballast").open("wb") as file, open("/dev/urandom", "rb") as x:
                 file.write(x.read(_BALLAST_BYTES))
             run(["tar", "-cf", part, "-C", root, "."], timeout_s=_TIMEOUT_S)
     part.rename(path)

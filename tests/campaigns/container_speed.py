@@ -1,10 +1,9 @@
 """Measures containerd with our snapshotter against its own overlayfs.
 
 ``python tests/campaigns/container_speed.py calls --help``: calls of the snapshots API.
-``restarts``: from a kill of the snapshotter to containerd's next answer. ``starts``:
-from an image that was never here to the end of what an application does first.
-``parallel``: many containers at once. All have disks of their own, and take turns. Run
-it by ``scripts/isolate``: mounts that others copy keep disks busy.
+``starts``: from an image that was never here to the end of what an application does
+first. All have disks of their own, and take turns. Run it by ``scripts/isolate``, as
+mounts that others copy keep disks busy.
 """
 
 from __future__ import annotations
@@ -13,13 +12,11 @@ import json
 import math
 import os
 import random
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -29,17 +26,22 @@ from typing import Any
 import click
 import grpc
 from campaign import apart, limit_option
-from container_bed import NEEDS, OVERLAYFS, bed, pod, run_until_end, running
-from container_images import APPLICATIONS, BALLAST, KEPT, SKOPEO, Made, make_images
-from container_peers import PROGRAM, STARGZ, is_built, make_optimized
-from container_weights import WEIGHED, bystanders, cpu_s, weigh
-from image_start import far
+from container_bed import (
+    NEEDS,
+    OVERLAYFS,
+    bed,
+    bystanders,
+    cpu_s,
+    far,
+    pod,
+    run_until_end,
+    running,
+)
+from container_images import APPLICATIONS, KEPT, SKOPEO, Made, make_images
 from support.containers import CONTAINERD, NAME, TIMEOUT_S, Cri
 from support.processes import ending_with_us, stop
 from support.snapshotter import Client
-from support.waiting import wait_until
 
-from btrfs_ublk.base.capabilities import require
 from btrfs_ublk.base.entry import PathType, run_command
 from btrfs_ublk.base.process import run as run_program
 from btrfs_ublk.bench.options import progress
@@ -154,67 +156,6 @@ def calls(run: Run) -> None:
                     run.add(caller.round())
 
 
-def _restart_tables(document: Document) -> list[Table]:
-    results = document["results"]
-    columns = [
-        Column("kills", len),
-        Column("it listens, s", "listens_s", 2),
-        p99("listens_s"),
-        Column("containerd answers, s", "answers_s", 2),
-        p99("answers_s"),
-        LOAD,
-    ]
-    title = f"From a kill of the snapshotter; started again after {_RESTART_S} s"
-    return [table(title, results, {"": lambda _: "snapshotter"}, columns, left=1)]
-
-
-@study(
-    "containers-restarts",
-    needs=NEEDS,
-    repeats=20,
-    in_memory=True,
-    tables=_restart_tables,
-)
-def restarts(run: Run) -> None:
-    """Kill the snapshotter, start it again as systemd does, and ask containerd."""
-    _begin(run)
-    numbers = count()
-    with bed(run.parent) as host, running(host, serving=False), ExitStack() as stack:
-        address = f"unix:{host.work}/containerd.sock"
-        channel = stack.enter_context(grpc.insecure_channel(address))
-        client = Client(channel, snapshotter=NAME, metadata=_NAMESPACE)
-
-        def listens() -> bool:
-            with suppress(OSError), socket.socket(socket.AF_UNIX) as asking:
-                asking.connect(f"{host.work}/snapshotter.sock")
-                return True
-            return False
-
-        def answers() -> bool:
-            with suppress(grpc.RpcError):
-                client.call("Prepare", key=f"restarts {next(numbers)}", parent="")
-                return True
-            return False
-
-        process = host.start_snapshotter()
-        try:
-            wait_until(answers, timeout_s=TIMEOUT_S)
-            for _ in run.turns():
-                time.sleep(_SETTLED_S)
-                load, began_s = os.getloadavg()[0], time.monotonic()
-                process.kill()
-                process.wait()
-                time.sleep(_RESTART_S)
-                process = host.start_snapshotter()
-                wait_until(listens, timeout_s=TIMEOUT_S)
-                listens_s = time.monotonic() - began_s
-                wait_until(answers, timeout_s=TIMEOUT_S)
-                took: Result = {"listens_s": listens_s, "load": load}
-                run.add(took | {"answers_s": time.monotonic() - began_s})
-        finally:
-            stop(process)
-
-
 def _begin(run: Run) -> random.Random:
     """Say in the document what runs, and return where chances come from."""
     run.document["script"] = _SCRIPT
@@ -242,7 +183,6 @@ class Subject:
     snapshotter: str
     tag: str = "plain"
     options: Sequence[str] = ()
-    peer_options: Sequence[str] = ()
 
 
 SUBJECTS = {
@@ -250,14 +190,7 @@ SUBJECTS = {
     "sealed": Subject(NAME),
     "sealed, traced": Subject(NAME, "traced"),
     "sealed, traced, completed": Subject(NAME, "traced", ["--complete=1G/s"]),
-    STARGZ: Subject(STARGZ, "estargz"),
-    "stargz, passthrough": Subject(STARGZ, "estargz", peer_options=["passthrough"]),
 }
-
-
-def subjects_here() -> list[str]:
-    """Return all that can be measured: stargz-snapshotter just where it was built."""
-    return [x for x in SUBJECTS if SUBJECTS[x].snapshotter != STARGZ or is_built()]
 
 
 _ALL = " && find / -xdev -type f -exec cat {} + > /dev/null"
@@ -319,7 +252,7 @@ class _Applications:
             others = bystanders(self.daemon)
             host = stack.enter_context(bed(self.parent))
             host.options = ["--insecure", "--writable=4G", *subject.options]
-            opened = pod(host, subject.snapshotter, address, *subject.peer_options)
+            opened = pod(host, subject.snapshotter, address)
             cri, identifier = stack.enter_context(opened)
             image = f"{address}/{name}:{subject.tag}"
             before_s, began_s = cpu_s(others), time.monotonic()
@@ -411,8 +344,7 @@ def _start_tables(document: Document) -> list[Table]:
         *("--subject", "subjects"),
         type=click.Choice(list(SUBJECTS)),
         multiple=True,
-        default=subjects_here,
-        help="Without it all, and stargz where it is built.",
+        default=list(SUBJECTS),
     ),
     click.option("--everything", is_flag=True, help="Read all files, too."),
     click.option(
@@ -443,10 +375,6 @@ def starts(
 ) -> None:
     """Pull an image that this host has never seen, and start a container of it."""
     chances = _begin(run)
-    has_peer = any(SUBJECTS[each].snapshotter == STARGZ for each in subjects)
-    if has_peer:
-        require(PROGRAM)
-        run.document[STARGZ] = PROGRAM.name
     until_s = time.monotonic() + limit_s
     run.document["images"] = {}
     first = 0
@@ -460,9 +388,6 @@ def starts(
         for name in images:
             progress(f"make {name}")
             run.document["images"][name] = asdict(place.make(name))
-            if has_peer:
-                optimized = make_optimized(name, keep, place.registry)
-                run.document["images"][name][STARGZ] = optimized
         plan = [(x, y) for x in images for y in subjects]
         for turn in run.turns(tell=True):
             for name, subject in chances.sample(plan, len(plan)):
@@ -476,176 +401,13 @@ def starts(
                 run.add(about | took)
 
 
-_MODES = {
-    OVERLAYFS: (OVERLAYFS, ()),
-    "snapshots": (NAME, ("--mode=snapshot",)),
-    "overlays": (NAME, ("--mode=overlay",)),
-}
-
-PLAN = [*((x, "here") for x in _MODES), ("snapshots", "cold"), ("overlays", "cold")]
-
-
-def _parallel_tables(document: Document) -> list[Table]:
-    names = {"": lambda x: str(x["subject"]), " ": lambda x: str(x["data"])}
-    columns = [
-        Column("containers", len),
-        Column("P50", "seconds", 2),
-        p99("seconds"),
-        Column("all, s", "all_s", 1),
-        Column("CPU, s", "cpu_s", 1),
-        LOAD,
-    ]
-    given = document["parameters"]
-    pods = given.get("pods", 1)  # older results have one
-    title = f"{given['count']} containers started at the same time, s"
-    title += f", in {pods} pods" if pods > 1 else ""
-    note = (
-        "From the call that creates a container until it runs. Data that are not here "
-        f"are {given['latency_ms']:g} ms and {given['mbit']} Mbit/s away. CPU of all "
-        "of them together, of containerd and ours, without the kernel's threads."
-    )
-
-    def in_order(some: list[Result]) -> list[Result]:
-        return sorted(some, key=lambda x: PLAN.index((x["subject"], x["data"])))
-
-    results, weights = in_order(document["results"]), in_order(document["weights"])
-    found = [table(title, results, names, columns, left=2, note=note)]
-    for after, when in _WEIGHED_WHEN.items():
-        rows = [each for each in weights if each["after"] == after]
-        columns = [Column(x, x, 2, 1 / MIB / given["count"]) for x in WEIGHED]
-        title = f"Memory for each of {given['count']} containers, MiB: {when}"
-        note = (
-            "What there is more than before. Pss of processes, where what they share "
-            "counts once; the shim is one for each pod; slab has the kernel's stacks "
-            "and page tables as well; cache is files in memory. Containers' own "
-            "processes are not weighed."
-        )
-        found.append(table(title, rows, names, columns, left=2, note=note))
-    return found
-
-
-_WEIGHED_WHEN = {
-    "start": "they run",
-    "read": "each has read the same 8 MiB, one after the other",
-}
-
-
-@study(
-    "containers-parallel",
-    click.option("--count", type=click.IntRange(min=1), default=20, help="Of each."),
-    click.option(
-        *("--pods", "pods"),
-        type=click.IntRange(min=1),
-        default=1,
-        help="Over which they are spread.",
-    ),
-    click.option(
-        *("--subject", "subjects"),
-        type=click.Choice(list(_MODES)),
-        multiple=True,
-        default=tuple(_MODES),
-    ),
-    _latency_option,
-    _mbit_option,
-    _keep_option,
-    limit_option,
-    needs=(*NEEDS, REGISTRY, SKOPEO),
-    repeats=1,
-    in_memory=True,
-    recorded=("count", "pods", "latency_ms", "mbit"),
-    tables=_parallel_tables,
-)
-def parallel(
-    run: Run,
-    count: int,
-    pods: int,
-    subjects: Sequence[str],
-    latency_ms: float,
-    mbit: int,
-    keep: Path,
-    limit_s: float,
-) -> None:
-    """Start containers of one small image all at once, whose data are all here, or, of
-    a sealed image, not yet."""
-    chances = _begin(run)
-    until_s = time.monotonic() + limit_s
-    run.document["weights"] = []
-    with _applications(run, keep, latency_ms, mbit) as place:
-        place.make("busybox")
-        plan = [each for each in PLAN if each[0] in subjects]
-        for turn in run.turns(tell=True):
-            for subject, data in chances.sample(plan, len(plan)):
-                if time.monotonic() > until_s:
-                    return
-                about = {"subject": subject, "data": data, "turn": turn}
-                load = {"load": os.getloadavg()[0]}
-                took, weights = _start_at_once(
-                    place, subject, data == "here", count, pods
-                )
-                run.add(*(about | load | each for each in took))
-                run.document["weights"] += [about | each for each in weights]
-                progress(f"{subject}, {data}")
-
-
-def _start_at_once(
-    place: _Applications, subject: str, is_here: bool, count: int, pods: int
-) -> tuple[list[Result], list[Result]]:
-    snapshotter, options = _MODES[subject]
-    with ExitStack() as stack:
-        pool = stack.enter_context(ThreadPoolExecutor(count))
-        address, _ = stack.enter_context(far(place.registry, *place.link))
-        others = bystanders(place.daemon)
-        host = stack.enter_context(bed(place.parent))
-        host.options = ["--insecure", "--writable=4G", *options]
-        opened = pod(host, snapshotter, address)
-        cri, identifier = stack.enter_context(opened)
-        image = f"{address}/busybox:plain"
-        cri.pull(image)
-        if is_here:
-            run_until_end(cri, identifier, image, "first", "/bin/sleep", "0")
-
-        # One after the other, as they are no part of what is measured.
-        places = [identifier]
-        for number in range(1, pods):
-            places.append(cri.start_pod(f"pod {number}"))
-            stack.callback(cri.remove_pod, places[-1])
-
-        def start(number: int) -> tuple[str, float]:
-            began_s = time.monotonic()
-            words = ("/bin/sleep", "86400")
-            to = places[number % pods]
-            container = cri.run(to, image, f"c{number}", *words)
-            return container, time.monotonic() - began_s
-
-        empty = weigh(_IDLE)
-        before_s, began_s = cpu_s(others), time.monotonic()
-        started = list(pool.map(start, range(count)))
-        all_s = time.monotonic() - began_s
-        used_s = cpu_s(others) - before_s
-        running = weigh(_IDLE)
-        for container, _ in started:
-            root = Path(f"/proc/{cri.info(container)['pid']}/root")
-            (root / BALLAST).read_bytes()
-        read = weigh(_IDLE)
-        # The end of the pod would remove them one by one.
-        list(pool.map(cri.remove, (container for container, _ in started)))
-    about = {"all_s": all_s, "cpu_s": used_s}
-    weights = [
-        {"after": after, **{x: weight[x] - empty[x] for x in WEIGHED}}
-        for after, weight in (("start", running), ("read", read))
-    ]
-    return [about | {"seconds": x} for _, x in started], weights
-
-
 @click.group()
 def command() -> None:
     """Measure containerd with our snapshotter against its own overlayfs."""
 
 
 command.add_command(calls, "calls")
-command.add_command(restarts, "restarts")
 command.add_command(starts, "starts")
-command.add_command(parallel, "parallel")
 
 if __name__ == "__main__":
     # What servers print is no part of the results.

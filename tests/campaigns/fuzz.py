@@ -22,7 +22,7 @@ import sys
 import tarfile
 import time
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -373,108 +373,83 @@ class _Had:
         result["in_all"], result["in_all_s"] = self.executions, self.s
 
 
-def fuzzing(
-    targets: Collection[str],
-    one: Callable[..., dict[str, Any]],
-    *,
-    name: str,
-    title: str,
-    executions: int,
-    prepare: Callable[[Sequence[str]], object],
-) -> click.Command:
-    """Make the command of a campaign. ``one`` fuzzes a target, and is called as fuzz();
-    ``executions`` is the default."""
-
-    def tables(document: Document) -> list[Table]:
-        names = {"target": lambda result: str(result["target"])}
-        columns = [
-            Column("executions", "executions", digits=0),
-            Column("s", "s", digits=0),
-            Column("CPU s", "cpu_s", digits=0),
-            Column("of all runs", "in_all", digits=0),
-            Column("s of all", "in_all_s", digits=0),
-            Column("edges", "edges", digits=0),
-            Column("linked", "linked", digits=0),
-            Column("inputs kept", "kept", digits=0),
-        ]
-        return [table(title, document["results"], names, columns)]
-
-    @click.command(context_settings=campaign.SETTINGS)
-    @click.argument("names", nargs=-1, type=click.Choice(sorted(targets)))
-    @click.option(
-        *("--executions", "count"),
-        type=options.COUNT,
-        default=executions,
-        help="Of each target, of all runs with this corpus.",
-    )
-    @click.option(
-        "--corpus",
-        type=PathType(file_okay=False),
-        default=_CACHE / "btrfs-ublk" / name,
-        show_default=f"~/.cache/btrfs-ublk/{name}",
-        help="Directory for what runs have found; the next run begins with it.",
-    )
-    @campaign.seed_option
-    @campaign.limit_option
-    @campaign.parent_option
-    @campaign.output_option
-    def command(
-        names: Sequence[str],
-        count: int,
-        corpus: Path,
-        seed: int,
-        limit_s: float,
-        parent: Path,
-        output: Path | None,
-    ) -> None:
-        """Run the TARGETs, else all, until each has had its executions. --limit is for
-        all of them together, in equal shares."""
-        chosen = names or sorted(targets)
-        prepare(chosen)
-        began_s = time.monotonic()
-        results = campaign.Results(
-            name,
-            tables,
-            parameters={"executions": count, "seed": seed},
-            directory=parent,
-            output=output,
-        )
-        with results:
-            for number, target in enumerate(chosen):
-                left_s = limit_s - (time.monotonic() - began_s)
-                had = _Had.read(corpus / f"{target}.json")
-                if had.executions >= count:
-                    options.progress(f"{target}: it has had {had.executions}")
-                    continue
-                inputs = corpus / target
-                inputs.mkdir(parents=True, exist_ok=True)
-                with tempdir(parent=parent) as directory:
-                    result = one(
-                        target,
-                        directory,
-                        inputs,
-                        executions=count - had.executions,
-                        seed=seed,
-                        limit_s=left_s / (len(chosen) - number),
-                    )
-                had.add(result)
-                results.add(result, rounds=result["executions"])
-                options.progress(
-                    f"{target}: {result['executions']} in {result['s']:.0f} s"
-                )
-        results.conclude(seed=seed)
-
-    return command
+def tables(document: Document) -> list[Table]:
+    names = {"target": lambda result: str(result["target"])}
+    columns = [
+        Column("executions", "executions", digits=0),
+        Column("s", "s", digits=0),
+        Column("CPU s", "cpu_s", digits=0),
+        Column("of all runs", "in_all", digits=0),
+        Column("s of all", "in_all_s", digits=0),
+        Column("edges", "edges", digits=0),
+        Column("linked", "linked", digits=0),
+        Column("inputs kept", "kept", digits=0),
+    ]
+    return [table("Fuzzing", document["results"], names, columns)]
 
 
-command = fuzzing(
-    TARGETS,
-    fuzz,
-    name="fuzz",
-    title="Fuzzing",
-    executions=100_000,
-    prepare=build,
+@click.command(context_settings=campaign.SETTINGS)
+@click.argument("names", nargs=-1, type=click.Choice(sorted(TARGETS)))
+@click.option(
+    *("--executions", "count"),
+    type=options.COUNT,
+    default=100_000,
+    help="Of each target, of all runs with this corpus.",
 )
+@click.option(
+    "--corpus",
+    type=PathType(file_okay=False),
+    default=_CACHE / "btrfs-ublk/fuzz",
+    show_default="~/.cache/btrfs-ublk/fuzz",
+    help="Directory for what runs have found; the next run begins with it.",
+)
+@campaign.seed_option
+@campaign.limit_option
+@campaign.parent_option
+@campaign.output_option
+def command(
+    names: Sequence[str],
+    count: int,
+    corpus: Path,
+    seed: int,
+    limit_s: float,
+    parent: Path,
+    output: Path | None,
+) -> None:
+    """Run the TARGETs, else all, until each has had its executions. --limit is for
+    all of them together, in equal shares."""
+    chosen = names or sorted(TARGETS)
+    build(chosen)
+    began_s = time.monotonic()
+    results = campaign.Results(
+        "fuzz",
+        tables,
+        parameters={"executions": count, "seed": seed},
+        directory=parent,
+        output=output,
+    )
+    with results:
+        for number, target in enumerate(chosen):
+            left_s = limit_s - (time.monotonic() - began_s)
+            had = _Had.read(corpus / f"{target}.json")
+            if had.executions >= count:
+                options.progress(f"{target}: it has had {had.executions}")
+                continue
+            inputs = corpus / target
+            inputs.mkdir(parents=True, exist_ok=True)
+            with tempdir(parent=parent) as directory:
+                result = fuzz(
+                    target,
+                    directory,
+                    inputs,
+                    executions=count - had.executions,
+                    seed=seed,
+                    limit_s=left_s / (len(chosen) - number),
+                )
+            had.add(result)
+            results.add(result, rounds=result["executions"])
+            options.progress(f"{target}: {result['executions']} in {result['s']:.0f} s")
+    results.conclude(seed=seed)
 
 
 if __name__ == "__main__":

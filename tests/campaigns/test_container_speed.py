@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from container_bed import NEEDS, OVERLAYFS
 from container_images import SKOPEO
-from container_speed import CALLERS, CALLS, PLAN, subjects_here
+from container_speed import CALLERS, CALLS, SUBJECTS
 from support.containers import NAME
 from support.needs import Need
 from support.paths import PROJECT
@@ -51,7 +50,7 @@ def test_starts_fetch_what_they_read(need: Need, sparse_path: Path) -> None:
     keep = sparse_path / "images"
     document = measure(sparse_path, "starts", *link, "--keep", keep)
     moved = {each["subject"]: each["bytes"] for each in document["results"]}
-    assert subjects_here() == [row[1] for row in document["tables"][0]["rows"]]
+    assert list(SUBJECTS) == [row[1] for row in document["tables"][0]["rows"]]
     assert moved[OVERLAYFS] > BALLAST_BYTES > moved["sealed"]
     first = sparse_path / "first.json"
     first.write_text(json.dumps(document))
@@ -63,16 +62,3 @@ def test_starts_fetch_what_they_read(need: Need, sparse_path: Path) -> None:
     assert before == document["results"] and overlayfs["turn"] == sealed["turn"] == 2
     assert all(each["bytes"] > BALLAST_BYTES for each in (overlayfs, sealed))
     assert all(each["cpu_s"] > 0 for each in both["results"])
-
-
-@pytest.mark.thorough
-def test_containers_started_at_once_are_weighed(need: Need, sparse_path: Path) -> None:
-    need(*NEEDS, REGISTRY, SKOPEO)
-    link = ("--latency", "1", "--mbit", "1000", "--keep", sparse_path / "images")
-    document = measure(sparse_path, "parallel", "--count", "2", *link)
-    made = Counter((x["subject"], x["data"]) for x in document["results"])
-    assert made.keys() == set(PLAN) and set(made.values()) == {2}
-    started, running, read = document["tables"]
-    assert len(started["rows"]) == len(running["rows"]) == len(read["rows"])
-    weights = {(x["subject"], x["data"], x["after"]): x for x in document["weights"]}
-    assert weights["snapshots", "cold", "start"]["servers"] > 0

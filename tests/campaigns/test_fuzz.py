@@ -7,14 +7,11 @@ at random from its corpus, which also has each input that has failed once.
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 from pathlib import Path
 
 import pytest
 from fuzz import CORPORA, LIBFUZZER, TARGETS, unpack_corpus
-from fuzz_documents import TARGETS as DOCUMENTS
-from fuzz_documents import take as take_document
 from support.needs import Need
 from support.paths import PROJECT
 from support.sanitized_build import SANITIZER_ENVIRONMENT
@@ -23,32 +20,6 @@ from support.sanitized_build import SANITIZER_ENVIRONMENT
 OTHERS = {"codec": "c/codec/test_codec.py", "head": "c/mirror/test_http1_head.py"}
 OTHERS |= {"reader": "c/btrfs/test_check_fuzz.py", "tar": "c/image/test_sources.py"}
 TIMEOUT_S = 250
-#: What takes the place of parts of documents.
-WORDS = (
-    b"[",
-    b"{",
-    b'"',
-    b"]",
-    b"}",
-    b"null",
-    b"-1",
-    b"1e999",
-    b"\xff",
-    b"\\ud800",
-    b"\0",
-)
-WORDS += (
-    b"9" * 5000,
-    b"[" * 3000,
-    b"true",
-    b'""',
-    b"[]",
-    b"{}",
-    b",",
-    b"\n",
-    b"=",
-    b"#",
-)
 
 
 @pytest.mark.parametrize("name", sorted(set(TARGETS) - set(OTHERS)))
@@ -78,21 +49,6 @@ def test_all_targets_are_fuzzed() -> None:
     assert {path.name for path in CORPORA.iterdir()} <= set(TARGETS)
     for name, test in OTHERS.items():
         assert f"fuzz-{name}" in (PROJECT / "tests" / test).read_text()
-
-
-@pytest.mark.parametrize("name", sorted(DOCUMENTS))
-def test_changed_documents(tmp_path: Path, name: str) -> None:
-    """scripts/torture fuzz-documents in a short form, without a view of coverage."""
-    draw = random.Random(1)
-    for example in DOCUMENTS[name].examples:
-        take_document(name, example, tmp_path)
-        for _ in range(300):
-            changed = bytearray(example)
-            for _ in range(draw.randrange(1, 5)):
-                at = draw.randrange(len(changed))
-                part = draw.choice(WORDS)
-                changed[at : at + draw.randrange(len(part) + 1)] = part
-            take_document(name, bytes(changed), tmp_path)
 
 
 def test_with_libfuzzer(need: Need, tmp_path: Path) -> None:
