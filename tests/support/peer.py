@@ -1,6 +1,6 @@
 """Programs of others that data are fetched from: how they come here, and how they run.
 
-A file of ``tests/system/peers/`` describes one of them, as its ``PEER``.
+``tests/system/peers/peers.py`` lists them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -161,12 +161,14 @@ def free_port() -> int:
 
 @dataclass(kw_only=True)
 class Peer(ABC):
-    """A server. ``otherwise`` has the checks (test_peers.py) that do not end as with
-    most: the beginning of what they say, and ``notes`` why that is so."""
+    """A server. ``words`` run it, with a ``configuration`` in a file, see peers.py.
+    ``otherwise`` has the checks (test_peers.py) that do not end as with most: the
+    beginning of what they say, and ``notes`` why that is so."""
 
     name: str
     package: Package
-    argv: Callable[[Peer], Sequence[str | Path]]
+    words: Sequence[str] = ()
+    configuration: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     otherwise: Mapping[str, str] = field(default_factory=dict)
     notes: str = ""
@@ -198,11 +200,21 @@ class Peer(ABC):
         self.port = free_port()
         self.start_again()
 
+    def command(self) -> Command:
+        names = {
+            "program": self.package.program(),
+            "configuration": self.root / "configuration",
+            **{"port": self.port, "root": self.root, "files": self.files},
+        }
+        text = self.configuration.format_map(names)
+        (self.root / "configuration").write_text(text)
+        return [word.format_map(names) for word in self.words]
+
     def start_again(self) -> None:
         """At the same port."""
         with (self.root / "log").open("ab") as log:
             process = self._process = subprocess.Popen(
-                ending_with_us(self.argv(self)),
+                ending_with_us(self.command()),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

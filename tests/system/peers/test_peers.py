@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import random
@@ -18,8 +17,10 @@ from pathlib import Path
 
 import pytest
 from support.needs import Need
+from support.paths import PROJECT
 from support.peer import Peer
 from support.waiting import wait_until
+from system.peers.peers import PEERS
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
 from btrfs_ublk.base.readers import read_buffered
@@ -30,33 +31,25 @@ from btrfs_ublk.units import BLOCK_BYTES, GIB, KIB, MIB
 from btrfs_ublk.volume.temporary import Volume
 from btrfs_ublk.volume.temporary import volume as temporary_volume
 
-HERE = Path(__file__).parent
-NAMES = sorted(x.stem for x in HERE.glob("*.py") if x.stem != Path(__file__).stem)
 #: Of packages that scripts/setup --test installs. Not SeaweedFS: while it starts again
 #: on a busy machine, one of its answers is taken for that of a changed object at times.
 GATE = ("apache2", "busybox", "distribution", "nginx", "python", "rclone")
-RESULTS = HERE.parents[2] / "build" / "compatibility"
-PAGE = HERE.parents[2] / "docs" / "compatibility.md"
+RESULTS = PROJECT / "build" / "compatibility"
+PAGE = PROJECT / "docs" / "compatibility.md"
 
 SIZE = 2 * MIB + 77
 UNIT = 64 * KIB
 YES = "yes"
 
 
-def peer_named(name: str) -> Peer:
-    peer = importlib.import_module(f"system.peers.{name}").PEER
-    assert isinstance(peer, Peer)
-    return peer
-
-
 @pytest.fixture(
     params=[
-        pytest.param(x, marks=() if x in GATE else pytest.mark.thorough) for x in NAMES
+        pytest.param(x, marks=() if x in GATE else pytest.mark.thorough) for x in PEERS
     ]
 )
 def peer(request: pytest.FixtureRequest, need: Need, tmp_path: Path) -> Iterator[Peer]:
     need(ROOT, BTRFS, FUSE, LOOP)
-    found = peer_named(request.param)
+    found = PEERS[request.param]
     reason = found.install()
     if reason:
         pytest.skip(reason)
@@ -199,7 +192,7 @@ def test_contract(request: pytest.FixtureRequest, peer: Peer, tmp_path: Path) ->
 def test_the_page_has_all_peers() -> None:
     """As scripts/compatibility.py wrote it."""
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|", PAGE.read_text(), re.M)
-    pinned = {x.name: getattr(x.package, "pin", "") for x in map(peer_named, NAMES)}
+    pinned = {x.name: getattr(x.package, "pin", "") for x in PEERS.values()}
     found = dict(rows)
     assert pinned.keys() <= found.keys()
     assert [x for x, pin in pinned.items() if pin not in found[x]] == []
