@@ -1,4 +1,4 @@
-"""Options and files of results that campaigns share.
+"""What campaigns share: options, rounds, files of results, tables and conclusions.
 
 The parameters in a file of results have the names of the options that set them, so
 that `btrfs-ublk bench report` can say how a file was made.
@@ -12,21 +12,34 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from btrfs_ublk.base.entry import PathType
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE, VOLUMES_VARIABLE
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.report import Document, Table, make_document, show, to_text
+from btrfs_ublk.bench.report import (
+    Document,
+    Result,
+    Table,
+    make_document,
+    show,
+    to_text,
+)
+from btrfs_ublk.bench.stats import quantile
+from btrfs_ublk.bench.study import Column, table
 from btrfs_ublk.device.state import RUN_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.image.store import IMAGES_VARIABLE
+
+# What tests share, and scripts, for campaigns that are run as programs.
+_TESTS = Path(__file__).parents[1]
+sys.path += [str(_TESTS), str(_TESTS.parent / "scripts/lib")]
 
 #: What names the directories that commands use: by name below that of a campaign.
 _PLACES = {
@@ -42,6 +55,8 @@ _SHOWN_FAULTS = 20
 
 SETTINGS = options.SETTINGS
 COUNT = options.COUNT
+
+T = TypeVar("T")
 
 seed_option = click.option(
     "--seed", type=click.IntRange(min=0), default=1, help="Of all chances."
@@ -83,13 +98,87 @@ output_option = click.option(
 )
 
 
-def store(document: Document, tables: Sequence[Table], output: Path | None) -> None:
-    """Put the tables into the document, as no module of the package makes them, and
-    write the file. Call this after each round, as the next one may be the last.
+def kind_option(kinds: Iterable[str], otherwise: str = "all in turn") -> Any:
+    """Make the option of which kinds of rounds there are to be, as ``only``."""
+    return click.option(
+        *("--kind", "only"),
+        type=click.Choice(list(kinds)),
+        multiple=True,
+        help=f"Only such rounds.  [default: {otherwise}]",
+    )
+
+
+def in_turn(kinds: Iterable[T], rounds: int) -> list[T]:
+    """Return the kind of each round."""
+    chosen = list(kinds)
+    return [chosen[number % len(chosen)] for number in range(rounds)]
+
+
+def run_rounds(
+    kinds: Sequence[str],
+    bed: Callable[[], AbstractContextManager[Callable[[str, Result], object]]],
+    *,
+    limit_s: float,
+    last: Sequence[str] = (),
+) -> Generator[Result, None, None]:
+    """Yield the result of a round of each kind, whose "problems" are its failures.
+
+    ``bed`` makes all that rounds need, and yields what does one. After a round with a
+    problem, or of a kind that is the ``last`` one of a bed, there is another bed.
     """
-    document["tables"] = [asdict(table) for table in tables]
-    if output is not None:
-        output.write_text(to_text(document) + "\n")
+    end_s = time.monotonic() + limit_s
+    numbered = list(enumerate(kinds, 1))
+    while numbered and time.monotonic() < end_s:
+        with bed() as do:
+            while numbered and time.monotonic() < end_s:
+                number, kind = numbered.pop(0)
+                result: Result = {"what": "round", "number": number, "kind": kind}
+                result["problems"] = []
+                try:
+                    do(kind, result)
+                except BtrfsUblkError as error:
+                    result["problems"].append(f"ended early: {error}")
+                yield result
+                if result["problems"] or kind in last:
+                    break
+
+
+def summed(key: str, head: str = "") -> Column:
+    """Make a column of sums of numbers, or of how many there are in lists."""
+
+    def of(results: Sequence[Result]) -> float:
+        found = (each.get(key, 0) for each in results)
+        return sum(len(x) if isinstance(x, (list, dict)) else x for x in found)
+
+    return Column(head or key.replace("_", " "), of)
+
+
+def timed(key: str, share: float, head: str, digits: int, scale: float = 1.0) -> Column:
+    """Make a column of a quantile of seconds, of those results that have them."""
+
+    def of(results: Sequence[Result]) -> float:
+        times = sorted(each[key] for each in results if key in each)
+        return quantile(times, share) if times else math.nan
+
+    return Column(head, of, digits, scale)
+
+
+def by_kind(
+    title: str,
+    results: Sequence[Result],
+    columns: Sequence[Column],
+    *,
+    kinds: Callable[[Result], Sequence[str]] = lambda result: [result["kind"]],
+    note: str = "",
+) -> Table:
+    """Make a table with a row for each kind of round, and one for all."""
+    rows = [each | {"row": kind} for each in results for kind in kinds(each)]
+    rows += [each | {"row": "all"} for each in results]
+    failed = Column("failed", lambda its: sum(bool(x["problems"]) for x in its))
+    names = {"kind": lambda result: str(result["row"])}
+    return table(
+        title, rows, names, [Column("rounds", len), *columns, failed], note=note
+    )
 
 
 def conclude(faults: Sequence[str], *, rounds: int, seed: int | None = None) -> None:
@@ -113,7 +202,11 @@ def conclude(faults: Sequence[str], *, rounds: int, seed: int | None = None) -> 
 
 
 def _problems(document: Document) -> list[str]:
-    return [each for result in document["results"] for each in result["problems"]]
+    return [
+        f"round {result['number']}: {each}" if "number" in result else each
+        for result in document["results"]
+        for each in result["problems"]
+    ]
 
 
 class Results:
@@ -151,7 +244,12 @@ class Results:
             show(self.document)
 
     def _store(self) -> None:
-        store(self.document, self._tables(self.document), self._output)
+        """Put the tables into the document, as no module of the package makes them, and
+        write the file."""
+        made = self._tables(self.document)
+        self.document["tables"] = [asdict(each) for each in made]
+        if self._output is not None:
+            self._output.write_text(to_text(self.document) + "\n")
 
     @property
     def faults(self) -> list[str]:
@@ -162,6 +260,17 @@ class Results:
         self.rounds += rounds
         self.document["results"].append(result)
         self._store()
+
+    def add_all(
+        self, rounds: Generator[Result, None, None], tell: Callable[[Result], str]
+    ) -> None:
+        """Add the result of each round, and print its problems, or what ``tell`` says
+        of it. Whatever happens, ``rounds`` ends before we return."""
+        with closing(rounds):
+            for result in rounds:
+                self.add(result)
+                words = "; ".join(result["problems"]) or tell(result)
+                options.progress(f"round {result['number']}: {result['kind']}: {words}")
 
     def conclude(self, *, seed: int | None = None) -> None:
         """Say how it went, see conclude()."""

@@ -12,11 +12,9 @@ from contextlib import ExitStack, contextmanager, redirect_stdout
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from campaign import environment  # noqa: E402
-from fault_proxy import FaultProxy  # noqa: E402
-from support.containers import (  # noqa: E402
+from campaign import environment
+from fault_proxy import FaultProxy
+from support.containers import (
     BUSYBOX,
     CONFIGURATION,
     CONTAINERD,
@@ -31,19 +29,19 @@ from support.containers import (  # noqa: E402
     layer,
     write_image,
 )
-from support.waiting import wait_until  # noqa: E402
+from support.waiting import wait_until
 
-from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT  # noqa: E402
-from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE, VOLUMES_VARIABLE  # noqa: E402
-from btrfs_ublk.base.process import run  # noqa: E402
-from btrfs_ublk.bench.cpu import RawSnapshot, children_of  # noqa: E402
-from btrfs_ublk.image.store import IMAGES_VARIABLE  # noqa: E402
-from btrfs_ublk.kernel.loop import loop_device  # noqa: E402
-from btrfs_ublk.kernel.mount import mounted  # noqa: E402
-from btrfs_ublk.kernel.temporary import tempdir  # noqa: E402
-from btrfs_ublk.units import GIB  # noqa: E402
-from btrfs_ublk.volume import down_volume, remove_volume  # noqa: E402
-from btrfs_ublk.volume.store import volume_directories  # noqa: E402
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
+from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE, VOLUMES_VARIABLE
+from btrfs_ublk.base.process import run
+from btrfs_ublk.bench.cpu import RawSnapshot, children_of
+from btrfs_ublk.image.store import IMAGES_VARIABLE
+from btrfs_ublk.kernel.loop import loop_device
+from btrfs_ublk.kernel.mount import mounted
+from btrfs_ublk.kernel.temporary import tempdir
+from btrfs_ublk.units import GIB
+from btrfs_ublk.volume import down_volume, remove_volume
+from btrfs_ublk.volume.store import volume_directories
 
 NEEDS = (ROOT, BTRFS, LOOP, FUSE, CONTAINERD, RUNC, BUSYBOX)
 OVERLAYFS = "overlayfs"

@@ -25,22 +25,19 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from itertools import combinations, permutations
 from pathlib import Path
 
 import campaign
 import click
 import grpc
 import psutil
-from container_tables import KINDS, UPGRADE, faults_of, tables
+from campaign import by_kind, summed, timed
 from killable import Signal, have_all_supervised, serving, signal_at_once, soon
 from shadow import Writer, shadowed_writer
-from verified_reads import drop_pages
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from support.containers import (  # noqa: E402
+from support.containers import (
     BUSYBOX,
     CONFIGURATION,
     CONTAINERD,
@@ -49,22 +46,24 @@ from support.containers import (  # noqa: E402
     Host,
     connected,
 )
-from support.devices import new_btrfs  # noqa: E402
-from support.lazy_images import Image, Place  # noqa: E402
-from support.processes import stop  # noqa: E402
-from support.registry import REGISTRY, registry_server  # noqa: E402
+from support.devices import new_btrfs
+from support.lazy_images import Image, Place
+from support.processes import stop
+from support.registry import REGISTRY, registry_server
+from verified_reads import drop_pages
 
-from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, require  # noqa: E402
-from btrfs_ublk.base.entry import run_command  # noqa: E402
-from btrfs_ublk.base.process import ProcessIdentity, run  # noqa: E402
-from btrfs_ublk.bench import options  # noqa: E402
-from btrfs_ublk.bench.report import Result, make_document, show  # noqa: E402
-from btrfs_ublk.device import show_device  # noqa: E402
-from btrfs_ublk.errors import BtrfsUblkError  # noqa: E402
-from btrfs_ublk.image.access import RegistryAccess  # noqa: E402
-from btrfs_ublk.kernel.temporary import loops_below, tempdir  # noqa: E402
-from btrfs_ublk.units import GIB, KIB, MIB  # noqa: E402
-from btrfs_ublk.volume import list_volumes  # noqa: E402
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, require
+from btrfs_ublk.base.entry import run_command
+from btrfs_ublk.base.process import ProcessIdentity, run
+from btrfs_ublk.bench import options
+from btrfs_ublk.bench.report import Document, Result, Table
+from btrfs_ublk.bench.study import Column
+from btrfs_ublk.device import show_device
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.image.access import RegistryAccess
+from btrfs_ublk.kernel.temporary import loops_below, tempdir
+from btrfs_ublk.units import GIB, KIB, MIB
+from btrfs_ublk.volume import list_volumes
 
 _FILES, _FILE_BYTES = 16, 256 * KIB
 _LAZY_BYTES = 2 * MIB
@@ -83,6 +82,26 @@ while :; do
   sleep 1
 done
 """
+
+
+_ROLES = ("snapshotter", "daemon", "servers", "containerd")
+#: Nothing is killed: another build of the package takes the place of all that runs.
+UPGRADE = "upgrade"
+#: What is killed at once, or gets another signal (killable.signal_at_once()).
+KINDS: dict[str, Sequence[str]] = {
+    **{role: [role] for role in _ROLES},
+    **{" + ".join(pair): pair for pair in combinations(_ROLES, 2)},
+    **{f"{role} gets STOP": [f"STOP {role}"] for role in _ROLES},
+    **{f"{role} gets TERM": [f"TERM {role}"] for role in _ROLES},
+    "all get STOP": [f"STOP {role}" for role in _ROLES],
+    **{
+        f"{first}, {second} gets STOP": [first, f"STOP {second}"]
+        for first, second in permutations(("snapshotter", "servers", "containerd"), 2)
+    },
+    UPGRADE: (),
+}
+#: A new container may take as long after what was killed is started again.
+LONGEST_S = 5
 
 
 class Container:
@@ -169,7 +188,7 @@ class Campaign:
         modes: Sequence[str],
         limit_s: float,
         session: int,
-    ) -> Iterator[Result]:
+    ) -> Generator[Result, None, None]:
         """Yield the result of each round. All is made anew after ``session`` of them,
         and after one that failed; containers are of the modes in turn."""
         end_s = time.monotonic() + limit_s
@@ -576,15 +595,38 @@ class Campaign:
         return found
 
 
+def tables(document: Document) -> list[Table]:
+    """Make a table with a row for each kind of kill."""
+    rounds = document["results"]
+    steps = ("undisturbed", "snapshotter", "containerd", "tried", "pod", "running")
+    columns = [
+        *(summed("kills"), summed("operations")),
+        *(timed(f"{step}_s", 0.5, f"{step} s", 2) for step in steps),
+        timed("new_s", 0.5, "new p50 s", 2),
+        *(timed("new_s", 0.99, "p99 s", 2), timed("new_s", 1, "max s", 2)),
+        Column(
+            f"over {LONGEST_S} s",
+            lambda its: sum(each.get("new_s", 0) > LONGEST_S for each in its),
+        ),
+        *(summed("pulled", "pulled again"), summed("kept")),
+    ]
+    note = (
+        "The times are from when containerd or the snapshotter were started again, "
+        "or else from the kill, until a container of a new pod has read a file; "
+        "undisturbed: before anything is killed. Before them, when both took "
+        "connections again, when the try began that had success, and when its pod ran "
+        "and its container (medians). Pulled again: containerd had come up before the "
+        "snapshotter, and did not know its images any more. Kept: shims without a "
+        "task, which containerd had just started when it was killed. Operations are "
+        "those of processes that change files of containers."
+    )
+    title = f"Killed beneath {document['parameters']['containers']} containers"
+    return [by_kind(title, rounds, columns, note=note)]
+
+
 @click.command(context_settings=campaign.SETTINGS)
 @click.option("--rounds", type=campaign.COUNT, default=100)
-@click.option(
-    "--kind",
-    "only",
-    type=click.Choice(list(KINDS)),
-    multiple=True,
-    help="Only such rounds.  [default: all kinds, in random order]",
-)
+@campaign.kind_option(KINDS, "all kinds, in random order")
 @click.option(
     "--mode",
     "modes",
@@ -662,27 +704,23 @@ def command(
             deadline_s=deadline_s,
             other=other,
         )
-        document = make_document(
-            "containers", parameters=parameters, directory=directory, results=[]
+        results = campaign.Results(
+            *("containers", tables),
+            parameters=parameters,
+            directory=directory,
+            output=output,
         )
-        document["script"] = "tests/campaigns/containers.py"
-        try:
-            for result in made.run(
+        with results:
+            found = made.run(
                 kinds[:rounds],
                 modes=modes or ["snapshot", "overlay"],
                 limit_s=limit_s,
                 session=session,
-            ):
-                document["results"].append(result)
-                new = f"{result.get('new_s', 0):.1f} s until a new container"
-                words = "; ".join(faults_of(result)) or new
-                options.progress(f"round {result['number']}: {result['kind']}: {words}")
-                campaign.store(document, tables(document), output)
-        finally:
-            campaign.store(document, tables(document), output)
-            show(document)
-    seen = [fault for each in document["results"] for fault in faults_of(each)]
-    campaign.conclude(seen, rounds=len(document["results"]), seed=seed)
+            )
+            results.add_all(
+                found, lambda x: f"{x.get('new_s', 0):.1f} s until a new container"
+            )
+    results.conclude(seed=seed)
 
 
 if __name__ == "__main__":

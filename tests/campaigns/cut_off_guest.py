@@ -27,20 +27,17 @@ from typing import Any
 
 import campaign
 from power import BOOT_ID, Campaign
+from power_work import IMAGE, MAIN, Event, Key, Promises, known
+from support.registry import registry_server
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from power_work import IMAGE, MAIN, Event, Key, Promises, known  # noqa: E402
-from support.registry import registry_server  # noqa: E402
-
-from btrfs_ublk.base.capabilities import UBLK, require  # noqa: E402
-from btrfs_ublk.base.private_dirs import VOLUMES_VARIABLE  # noqa: E402
-from btrfs_ublk.base.process import run  # noqa: E402
-from btrfs_ublk.errors import BtrfsUblkError  # noqa: E402
-from btrfs_ublk.image.store import IMAGES_VARIABLE, ImageStore  # noqa: E402
-from btrfs_ublk.kernel import mounted  # noqa: E402
-from btrfs_ublk.volume import down_volume, list_volumes  # noqa: E402
-from btrfs_ublk.volume.store import volume_directory  # noqa: E402
+from btrfs_ublk.base.capabilities import UBLK, require
+from btrfs_ublk.base.private_dirs import VOLUMES_VARIABLE
+from btrfs_ublk.base.process import run
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.image.store import IMAGES_VARIABLE, ImageStore
+from btrfs_ublk.kernel import mounted
+from btrfs_ublk.volume import down_volume, list_volumes
+from btrfs_ublk.volume.store import volume_directory
 
 _TOP = Path("/run/cut-off")
 _DISK = _TOP / "disk"

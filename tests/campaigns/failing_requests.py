@@ -21,7 +21,6 @@ import re
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,25 +32,23 @@ from typing import Any
 import campaign
 import click
 from failing_calls import ALLOCATION, EVERY_LATER, numbers, step_option, tables
-
-PROJECT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(PROJECT / "tests"))
-
-from support.sanitized_build import SANITIZER_ENVIRONMENT  # noqa: E402
-from support.shells import (  # noqa: E402
+from support.sanitized_build import SANITIZER_ENVIRONMENT
+from support.shells import (
     BLOCK,
     EngineShell,
     describe,
     engine_shell,
     start_engine,
 )
-from support.web_servers import response, scripted_server  # noqa: E402
+from support.web_servers import response, scripted_server
 
-from btrfs_ublk.base.capabilities import FUSE, ROOT, require  # noqa: E402
-from btrfs_ublk.base.entry import PathType, run_command  # noqa: E402
-from btrfs_ublk.bench import options  # noqa: E402
-from btrfs_ublk.kernel.temporary import tempdir  # noqa: E402
-from btrfs_ublk.units import GIB, MIB  # noqa: E402
+from btrfs_ublk.base.capabilities import FUSE, ROOT, require
+from btrfs_ublk.base.entry import PathType, run_command
+from btrfs_ublk.bench import options
+from btrfs_ublk.kernel.temporary import tempdir
+from btrfs_ublk.units import GIB, MIB
+
+PROJECT = Path(__file__).resolve().parents[2]
 
 #: Of csrc/tests/failing.c.
 CALLS = (

@@ -23,16 +23,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import trustme
+from support.processes import ending_with_us
+from support.registry import PASSWORD, USER, registry_server
+from support.s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, s3_server
+from support.sites import Machine, Network
+from support.waiting import wait_until
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from support.processes import ending_with_us  # noqa: E402
-from support.registry import PASSWORD, USER, registry_server  # noqa: E402
-from support.s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, s3_server  # noqa: E402
-from support.sites import Machine, Network  # noqa: E402
-from support.waiting import wait_until  # noqa: E402
-
-from btrfs_ublk.base.process import run  # noqa: E402
+from btrfs_ublk.base.process import run
 
 REPOSITORY = "campaign/data"
 _CLONE_NEWNS = 0x00020000

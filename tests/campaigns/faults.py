@@ -18,7 +18,6 @@ import os
 import random
 import signal
 import struct
-import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -32,44 +31,46 @@ import click
 import psutil
 from fault_proxy import FAULTS, FaultProxy, Faults
 from fault_site import Site, site
-from fault_tables import faults_of, tables
+from support.disks import MAKE, logged_disk
+from support.registry import REGISTRY
+from support.s3_server import WEED
 from verified_reads import verified_reads
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from support.disks import MAKE, logged_disk  # noqa: E402
-from support.registry import REGISTRY  # noqa: E402
-from support.s3_server import WEED  # noqa: E402
-
-from btrfs_ublk.base.capabilities import (  # noqa: E402
+from btrfs_ublk.base.capabilities import (
     FUSE,
     LOOP,
     ROOT,
     Program,
     require,
 )
-from btrfs_ublk.base.entry import run_command  # noqa: E402
-from btrfs_ublk.base.process import run  # noqa: E402
-from btrfs_ublk.bench import options  # noqa: E402
-from btrfs_ublk.bench.origin import NGINX  # noqa: E402
-from btrfs_ublk.bench.report import Result  # noqa: E402
-from btrfs_ublk.content import Addition, digest_file  # noqa: E402
-from btrfs_ublk.kernel import loop_device, mounted  # noqa: E402
-from btrfs_ublk.kernel.temporary import tempdir  # noqa: E402
-from btrfs_ublk.server import (  # noqa: E402
+from btrfs_ublk.base.entry import run_command
+from btrfs_ublk.base.process import run
+from btrfs_ublk.bench import options
+from btrfs_ublk.bench.origin import NGINX
+from btrfs_ublk.bench.report import Document, Result, Table
+from btrfs_ublk.content import Addition, digest_file
+from btrfs_ublk.kernel import loop_device, mounted
+from btrfs_ublk.kernel.temporary import tempdir
+from btrfs_ublk.server import (
     BlockServer,
     Description,
     FrontEndName,
     LazySegment,
 )
-from btrfs_ublk.units import KIB, MIB  # noqa: E402
+from btrfs_ublk.units import KIB, MIB
 
 SOURCES = ("http", "oci", "s3", "spoilt")
 _OBJECT_BYTES, _DISK_BYTES, _UNIT_BYTES = 32 * MIB, 24 * MIB, 64 * KIB
 #: Few, so that reads wait for data, and not for their turn in the kernel.
 _DEPTH = 8
-#: Until it is well again; fault_tables.py says how long that may take.
+#: Until it is well again.
 _PATIENCE_S = 180.0
+#: Until all reads succeed: time for circuit breakers and names, besides a deadline,
+#: which is what requests take that are pending.
+_HEAL_TIMEOUT_S = 30
+#: Where the campaign itself, and with it its name server, has no CPU for so long, no
+#: time counts.
+_STALL_S = 1
 _HEALED_S, _AGAIN_S, _LOOK_S = 2.0, 1.0, 0.05
 #: The longest time after its deadline at which a read may fail.
 _LATE_S = 4
@@ -91,6 +92,7 @@ class Bed:
     """What may fail in a round. ``cache`` is None where there is none."""
 
     site: Site
+    server: BlockServer
     source: str
     proxy: FaultProxy
     cache: Path | None
@@ -196,6 +198,23 @@ def _spoilt(bed: Bed) -> Iterator[None]:
     bed.proxy.heal()
 
 
+@contextmanager
+def _fetcher(bed: Bed) -> Iterator[None]:
+    """The process that asks servers is killed, or stands still, again and again."""
+    number = bed.pick((signal.SIGKILL, signal.SIGSTOP))
+
+    def disturb() -> None:
+        with suppress(psutil.Error):
+            for process in psutil.Process(bed.server.pid).children():
+                if process.name() == "btrfs-ublk-fetch":
+                    process.send_signal(number)
+                    time.sleep(bed.chance.choice((0.05, 0.3, 1.5)))
+                    process.send_signal(signal.SIGCONT)
+
+    with campaign.repeated(disturb, pause_s=1.0):
+        yield
+
+
 def _files(bed: Bed) -> list[Path]:
     assert bed.cache is not None
     return [x for x in bed.cache.iterdir() if x.suffix in (".data", ".bits")]
@@ -283,6 +302,7 @@ _OF_SOURCE: dict[str, _Fault] = {
     "link": _link,
     "clock": _clock,
     "spoilt": _spoilt,
+    "fetcher": _fetcher,
 }
 _OF_CACHE: dict[str, _Fault] = {
     "slow disk": _slow_disk,
@@ -295,7 +315,9 @@ KINDS = (*_OF_SOURCE, *_OF_CACHE)
 
 
 def _may_fail(kind: str, source: str) -> bool:
-    return kind in _OF_SOURCE and (kind != "clock" or source == "s3")
+    return kind in _OF_SOURCE.keys() - {"fetcher"} and (
+        kind != "clock" or source == "s3"
+    )
 
 
 def _write_pattern(path: Path) -> None:
@@ -384,8 +406,8 @@ def _cache_disk(root: Path, *, slow: bool) -> Iterator[Path]:
 @contextmanager
 def _device(
     root: Path, disk: Path | None, source: Result | None, *, options: dict[str, Any]
-) -> Iterator[tuple[Path, Path | None]]:
-    """Yield the device and its cache's directory. ``source`` is mapped; None: it is
+) -> Iterator[tuple[BlockServer, Path | None]]:
+    """Yield the server and its cache's directory. ``source`` is mapped; None: it is
     mapped already."""
     with ExitStack() as stack:
         cache = None
@@ -411,7 +433,7 @@ def _device(
         )
         if source:
             server.map_add([source], [Addition(offset=0, length=_OBJECT_BYTES)])
-        yield server.device, cache
+        yield server, cache
 
 
 def _state(root: Path) -> set[str]:
@@ -479,9 +501,9 @@ def run_round(
             slow = "slow disk" in faults
             disk = stack.enter_context(_cache_disk(root, slow=slow))
         with _device(root, disk, {"mirrors": mirrors, **known}, options=options) as it:
-            device, cache = it
-            name = disk.name if disk else ""
-            bed = Bed(where, source, proxy, cache, name, chance, [])
+            server, cache = it
+            device, name = server.device, disk.name if disk else ""
+            bed = Bed(where, server, source, proxy, cache, name, chance, [])
             result["how"] = bed.picked
             with Readers(device, seed=seed, deadline_s=deadline_s) as readers:
                 time.sleep(chance.uniform(0, 1))
@@ -502,12 +524,54 @@ def run_round(
             with Readers(device, seed=seed, deadline_s=deadline_s) as readers:
                 time.sleep(_HEALED_S)
                 result |= readers.finish("healed_")
-        with _device(root, disk, None, options=options) as (device, _):
-            with Readers(device, seed=seed, deadline_s=deadline_s) as readers:
+        with _device(root, disk, None, options=options) as (server, _):
+            with Readers(server.device, seed=seed, deadline_s=deadline_s) as readers:
                 time.sleep(_AGAIN_S)
                 result |= readers.finish("again_")
     result["left"] = sorted(_state(root) - before)
     return result
+
+
+def problems_of(result: Result) -> list[str]:
+    """What went wrong in a round: a byte, an error that was not EIO, that was late, or
+    that came where another mirror was well or after the end of the faults."""
+    found = [f"{what} is left" for what in result["left"]]
+    starved = result["stall_s"] > _STALL_S
+    if not starved and result["well_s"] > _HEAL_TIMEOUT_S + result["deadline_s"]:
+        found.append(f"reads failed for {result['well_s']:.0f} s after the faults")
+    for phase in ("", "healed_", "again_"):
+        bad = ["wrong_bytes", "other_errors"]
+        if not starved:
+            bad.append("hung")
+            if phase or not result["may_fail"]:
+                bad.append("errors")
+        found += [
+            f"{result[phase + name]} {phase}{name}"
+            for name in bad
+            if result[phase + name]
+        ]
+        if not starved and not result[f"{phase}reads"]:
+            found.append(f"no {phase}reads")
+    name = " + ".join(result["faults"])
+    return [f"{name}, seed {result['seed']}: {one}" for one in found]
+
+
+def tables(document: Document) -> list[Table]:
+    """Make a table with a row for each kind of fault; rounds with two are in both."""
+    counts = ("reads", "errors", "wrong_bytes", "hung", "other_errors")
+    columns = [campaign.summed(count) for count in counts]
+    columns += [
+        campaign.timed(f"{name}_s", 1, f"{name} s", 1)
+        for name in ("max", "well", "stall")
+    ]
+    title = "Reads of a lazy device while its source or cache fails"
+    note = (
+        "Errors are EIO, with mmap SIGBUS, and others. Hung: no answer in "
+        "time. The longest times: of a read, until reads succeeded after the "
+        "faults, and in which the campaign itself had no CPU."
+    )
+    rounds, kinds = document["results"], lambda result: result["faults"]
+    return [campaign.by_kind(title, rounds, columns, kinds=kinds, note=note)]
 
 
 @click.command(context_settings=campaign.SETTINGS)
@@ -597,7 +661,7 @@ def command(
                         front_end=cast(FrontEndName, front_end),
                         deadline_s=deadline_s,
                     )
-                result["problems"] = faults_of(result)
+                result["problems"] = problems_of(result)
                 results.add(result)
                 click.echo(json.dumps(result), err=True)
     results.conclude(seed=seed)

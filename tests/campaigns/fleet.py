@@ -1,8 +1,8 @@
 """Has many hosts read one object, from its origin and through a ring of site caches.
 
-``.venv/bin/python tests/campaigns/fleet.py --hosts 8 --size 20M --rate 100M`` prints a
-row for each case: how long it took until all hosts had all, the longest read, what the
-origin has sent as a multiple of the object, and reads that failed or were wrong.
+``scripts/torture fleet --hosts 8 --size 20M --rate 100M`` prints a row for each case:
+how long it took until all hosts had all, the longest read, what the origin has sent as
+a multiple of the object, and reads that failed or were wrong.
 
 A host is a process with the fetcher of the block server (fetch-shell), without a
 device; nodes are processes of nginx. Where a node is wrong, hosts have digests, and one
@@ -10,9 +10,9 @@ read in flight each (engine-shell). Each has a network namespace of its own on o
 bridge, and the origin's link has a limit (tbf), of bits per second that all its
 responses share. With ``--loopback``, all is on loopback, and the origin keeps that
 limit itself. So bytes, errors and ratios say something; times do where the link is what
-takes them, and not this machine's CPUs: the row says how much of those it took. For
-times, ``--build`` names a build without sanitizers. ``--delay`` is for kernels without
-netem too: the origin begins each answer so much later.
+takes them, and not this machine's CPUs. For times, ``--build`` names a build without
+sanitizers. ``--delay`` is for kernels without netem too: the origin begins each answer
+so much later.
 """
 
 from __future__ import annotations
@@ -22,38 +22,39 @@ import json
 import math
 import os
 import re
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import campaign
 import click
-
-PROJECT = Path(__file__).parents[2]
-sys.path.insert(0, str(PROJECT / "tests"))
-
-from support.registry import PASSWORD, USER, registry_server  # noqa: E402
-from support.shells import StoreShell  # noqa: E402
-from support.shells import (  # noqa: E402
+from support.registry import PASSWORD, USER, registry_server
+from support.shells import (
     EngineShell,
     FetchShell,
+    StoreShell,
     describe,
     engine_shell,
     fetch_shell,
 )
-from support.sites import Machine, Network, Ring, ring  # noqa: E402
-from support.web_servers import ScriptedServer, response, scripted_server  # noqa: E402
+from support.sites import Machine, Network, Ring, ring
+from support.web_servers import ScriptedServer, response, scripted_server
 
-from btrfs_ublk.base.entry import run_command  # noqa: E402
-from btrfs_ublk.units import parse_size  # noqa: E402
+from btrfs_ublk.base.entry import run_command
+from btrfs_ublk.bench import options
+from btrfs_ublk.bench.report import Document, Result, Table
+from btrfs_ublk.bench.study import Column, listing
+from btrfs_ublk.kernel.temporary import tempdir
+from btrfs_ublk.units import parse_size
+
+PROJECT = Path(__file__).parents[2]
 
 UNIT = 256 << 10
 NODES = 3
@@ -61,10 +62,6 @@ NODES = 3
 WINDOW = 8
 DEADLINE_S = 30
 _PIECE = 32 << 10
-_HEAD = (
-    "case                        hosts  ready s  worst s  origin  EIO  wrong"
-    "   asked  CPU s: hosts    nodes   origin  load"
-)
 _NEVER_VALID_S = -600.0
 
 
@@ -107,61 +104,6 @@ class Origin:
         return self.link.passing(response(head, self.data[first : last + 1]))
 
 
-#: User and system, in seconds.
-_Times = tuple[float, float]
-
-
-@dataclass(frozen=True)
-class Cpu:
-    """CPU time, without work for others in the kernel. A host counts when it has ended;
-    the origin is this process."""
-
-    hosts: _Times
-    nodes: _Times
-    origin: _Times
-
-    @classmethod
-    def now(cls, nodes: Ring | None) -> Cpu:
-        found = os.times()
-        running = nodes.processes if nodes else []
-        times = [_times_of(x.pid) for x in running if x.poll() is None]
-        return cls(
-            (found.children_user, found.children_system),
-            (sum(x[0] for x in times), sum(x[1] for x in times)),
-            (found.user, found.system),
-        )
-
-    def since(self, before: Cpu) -> Cpu:
-        pairs = zip(astuple(self), astuple(before), strict=True)
-        times = [(round(x[0] - y[0], 2), round(x[1] - y[1], 2)) for x, y in pairs]
-        return Cpu(*times)
-
-    def text(self) -> str:
-        return "  ".join(f"{user:.1f}+{system:.1f}" for user, system in astuple(self))
-
-
-def _times_of(pid: int) -> _Times:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    user, system = (int(x) / os.sysconf("SC_CLK_TCK") for x in fields[11:13])
-    return user, system
-
-
-@dataclass(frozen=True)
-class Row:
-    case: str
-    hosts: int
-    ready_s: float
-    worst_read_s: float
-    origin_times: float
-    failed: int
-    wrong: int
-    #: Requests of hosts.
-    attempts: int
-    cpu: Cpu
-    #: When it began: of the machine, over one minute.
-    load: float
-
-
 @dataclass
 class Reader:
     """What a host has found."""
@@ -169,8 +111,6 @@ class Reader:
     worst_ms: float = 0.0
     failed: int = 0
     wrong: int = 0
-    #: What the fetcher has counted; of devices, nothing.
-    stats: dict[str, Any] = field(default_factory=dict)
 
     def read(self, shell: FetchShell, source: int, data: bytes) -> None:
         for first in range(0, len(data), WINDOW * UNIT):
@@ -183,7 +123,6 @@ class Reader:
                 self.worst_ms = max(self.worst_ms, answer.ms)
                 self.failed += answer.result != 0
                 self.wrong += answer.result == 0 and answer.data != data[at : at + UNIT]
-        self.stats = shell.stats()
 
     def read_device(self, shell: EngineShell, data: bytes) -> None:
         """The same of a device, one unit after the other."""
@@ -202,19 +141,6 @@ class Site:
     count: int
     network: Network | None
     build: Path
-    #: Of hosts and nodes, kept; None: they are not.
-    logs: Path | None = None
-
-    @contextmanager
-    def files(self, what: str) -> Iterator[Path]:
-        """Yield a new directory for files of a case."""
-        if self.logs is None:
-            with tempfile.TemporaryDirectory() as made:
-                yield Path(made)
-            return
-        path = self.logs / what.replace(", ", "-").replace(" ", "-")
-        path.mkdir(parents=True)
-        yield path
 
     def machines(self, count: int) -> list[Machine]:
         return [self.network.add() for _ in range(count)] if self.network else []
@@ -225,11 +151,9 @@ _Read = Callable[[Reader], None]
 
 
 @contextmanager
-def fleet(
-    site: Site, mirror: dict[str, Any], data: bytes, case: str
-) -> Iterator[list[_Read]]:
+def fleet(site: Site, mirror: dict[str, Any], data: bytes) -> Iterator[list[_Read]]:
     inside = [each.inside for each in site.machines(site.count)]
-    with site.files(f"hosts of {case}") as logs, ExitStack() as stack:
+    with tempdir() as logs, ExitStack() as stack:
         made: list[_Read] = []
         for number in range(site.count):
             log = logs / str(number)
@@ -240,18 +164,12 @@ def fleet(
                 shell.pin(source, 'etag "it"')
                 # Its fetch process starts now: hosts do that on CPUs of their own.
                 shell.ask({"probe": 1, "source": source, "timeout_ms": 9000})
-            made.append(partial(_read, shell=shell, source=source, data=data))
+            made.append(partial(Reader.read, shell=shell, source=source, data=data))
         yield made
 
 
-def _read(reader: Reader, shell: FetchShell, source: int, data: bytes) -> None:
-    reader.read(shell, source, data)
-
-
 @contextmanager
-def devices(
-    site: Site, mirror: dict[str, Any], data: bytes, case: str
-) -> Iterator[list[_Read]]:
+def devices(site: Site, mirror: dict[str, Any], data: bytes) -> Iterator[list[_Read]]:
     """The same hosts with digests of all units, each with a map of its own."""
     digests = [
         hashlib.sha256(data[at : at + UNIT]).hexdigest()
@@ -259,7 +177,7 @@ def devices(
     ]
     source = {"size": len(data), "unit": UNIT, "digests": digests, **mirror}
     inside = [each.inside for each in site.machines(site.count)]
-    with site.files(f"hosts of {case}") as maps, ExitStack() as stack:
+    with tempdir() as maps, ExitStack() as stack:
         made: list[_Read] = []
         for number in range(site.count):
             path = maps / str(number)
@@ -270,12 +188,8 @@ def devices(
                 shell = stack.enter_context(
                     engine_shell(site.build, describe(lazy), log=Path(f"{path}.log"))
                 )
-            made.append(partial(_read_device, shell=shell, data=data))
+            made.append(partial(Reader.read_device, shell=shell, data=data))
         yield made
-
-
-def _read_device(reader: Reader, shell: EngineShell, data: bytes) -> None:
-    reader.read_device(shell, data)
 
 
 def measure(
@@ -285,17 +199,15 @@ def measure(
     origin: Origin,
     event: Callable[[], None] | None = None,
     *,
-    nodes: Ring | None = None,
     hosts: Callable[..., AbstractContextManager[list[_Read]]] = fleet,
-) -> Row:
+) -> Result:
     readers = [Reader() for _ in range(site.count)]
-    with hosts(site, mirror, origin.data, case) as made:
+    with hosts(site, mirror, origin.data) as made:
         threads = [
             threading.Thread(target=read, args=(reader,))
             for reader, read in zip(readers, made, strict=True)
         ]
-        before, load = origin.link.sent, os.getloadavg()[0]
-        cpu_before, began_s = Cpu.now(nodes), time.monotonic()
+        before, began_s = origin.link.sent, time.monotonic()
         for thread in threads:
             thread.start()
         if event is not None:
@@ -304,27 +216,22 @@ def measure(
         for thread in threads:
             thread.join()
         ready_s = time.monotonic() - began_s
-    if site.logs is not None:
-        for number, reader in enumerate(readers):
-            path = site.logs / f"{number} of {case}.json"
-            path.write_text(json.dumps(reader.stats))
-    return Row(
-        case,
-        site.count,
-        round(ready_s, 2),
-        round(max(reader.worst_ms for reader in readers) / 1e3, 2),
-        round((origin.link.sent - before) / len(origin.data), 2),
-        sum(reader.failed for reader in readers),
-        sum(reader.wrong for reader in readers),
-        sum(reader.stats.get("attempts", 0) for reader in readers),
-        Cpu.now(nodes).since(cpu_before),
-        round(load, 1),
-    )
+    result = {
+        "case": case,
+        "hosts": site.count,
+        "ready_s": ready_s,
+        "worst_s": max(reader.worst_ms for reader in readers) / 1e3,
+        "origin_times": (origin.link.sent - before) / len(origin.data),
+        "failed": sum(reader.failed for reader in readers),
+        "wrong": sum(reader.wrong for reader in readers),
+    }
+    problems = [f"{case}: {result[x]} {x}" for x in ("failed", "wrong") if result[x]]
+    return result | {"problems": problems}
 
 
 def cases(
     site: Site, origin: Origin, server: ScriptedServer
-) -> Iterator[Callable[[], Row]]:
+) -> Iterator[Callable[[], Result]]:
     """Yield what measures the cases; those of a ring are built on each other."""
     direct = {"kind": "http", "url": server.url()}
     keys: dict[str, Any] = {
@@ -333,18 +240,17 @@ def cases(
     }
 
     machines: list[Machine] = []
-    rings = count(1)
 
     @contextmanager
     def new_ring() -> Iterator[tuple[Ring, dict[str, Any]]]:
         machines[:] = site.machines(NODES)
-        with site.files(f"ring {next(rings)}") as root:
+        with tempdir() as root:
             with ring(root, NODES, machines, **keys) as nodes:
                 yield nodes, direct | {"via": nodes.urls}
 
     yield lambda: measure("direct", site, direct, origin)
     with new_ring() as (nodes, mirror):
-        warm = partial(measure, site=site, mirror=mirror, origin=origin, nodes=nodes)
+        warm = partial(measure, site=site, mirror=mirror, origin=origin)
         yield lambda: warm("ring, cold")
         yield lambda: warm("ring, warm")
         origin.alive = False
@@ -356,17 +262,17 @@ def cases(
     with new_ring() as (nodes, mirror):
         kill = partial(nodes.kill, 1)
         case = "ring, cold, a node killed"
-        yield lambda: measure(case, site, mirror, origin, kill, nodes=nodes)
+        yield lambda: measure(case, site, mirror, origin, kill)
     with new_ring() as (nodes, mirror):
         silence = partial(nodes.silence, 1)
         case = "ring, cold, a node silent"
-        yield lambda: measure(case, site, mirror, origin, silence, nodes=nodes)
+        yield lambda: measure(case, site, mirror, origin, silence)
     if site.network is not None:
         with new_ring() as (nodes, mirror):
             case, vanish = "ring, cold, a node vanished", machines[1].unplug
-            yield lambda: measure(case, site, mirror, origin, vanish, nodes=nodes)
+            yield lambda: measure(case, site, mirror, origin, vanish)
     else:
-        with site.files("expired token") as root:
+        with tempdir() as root:
             yield lambda: expired_token(site, origin, root)
 
 
@@ -378,7 +284,7 @@ def spoil(nodes: Ring, number: int) -> None:
             file.write(bytes(1000))
 
 
-def expired_token(site: Site, origin: Origin, root: Path) -> Row:
+def expired_token(site: Site, origin: Origin, root: Path) -> Result:
     """Have hosts begin with tokens that are not valid any more, though their servers
     said so. The origin is a registry, which has no limit, and counts nothing."""
     for name in ("registry", "ring"):
@@ -406,10 +312,20 @@ def expired_token(site: Site, origin: Origin, root: Path) -> Row:
         with ring(root / "ring", NODES, **keys) as nodes:
             mirror["via"] = nodes.urls
             case = "ring, cold, expired tokens"
-            return measure(case, site, mirror, origin, renew, nodes=nodes)
+            return measure(case, site, mirror, origin, renew)
 
 
-@click.command()
+def tables(document: Document) -> list[Table]:
+    columns = (
+        *(Column("case", "case"), Column("hosts", "hosts")),
+        *(Column("ready s", "ready_s", 2), Column("worst read s", "worst_s", 2)),
+        Column("the origin sent, times", "origin_times", 2),
+        *(Column("failed", "failed"), Column("wrong", "wrong")),
+    )
+    return [listing("Hosts that read one object", document["results"], columns)]
+
+
+@click.command(context_settings=campaign.SETTINGS)
 @click.option("--hosts", "host_count", type=click.IntRange(1, 64), default=32)
 @click.option("--size", default="20M", help="Of the object.")
 @click.option("--rate", default="100M", help="Of the origin's link, bits per second.")
@@ -424,13 +340,7 @@ def expired_token(site: Site, origin: Origin, root: Path) -> Row:
 @click.option(
     "--cases", "first", type=click.IntRange(1), metavar="N", help="Only the first ones."
 )
-@click.option("--skip", default=0, metavar="N", help="Leave the first cases out.")
-@click.option(
-    "--logs",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Keep here what hosts and nodes have written, and what the origin was asked.",
-)
-@click.option("--json", "as_json", is_flag=True, help="One object per line.")
+@campaign.output_option
 def command(
     host_count: int,
     size: str,
@@ -439,9 +349,7 @@ def command(
     build: Path,
     loopback: bool,
     first: int | None,
-    skip: int,
-    logs: Path | None,
-    as_json: bool,
+    output: Path | None,
 ) -> None:
     """Have many hosts read one object, from its origin and through a ring."""
     units = max(1, parse_size(size, what="--size") // UNIT)
@@ -450,6 +358,12 @@ def command(
         for number in range(units)
     )
     bits = parse_size(rate, what="--rate") / 1.048576  # M is 10^6 of a link
+    results = campaign.Results(
+        *("fleet", tables),
+        parameters={"hosts": host_count, "size": size, "rate": rate, "delay": delay},
+        directory=Path(tempfile.gettempdir()),
+        output=output,
+    )
     with ExitStack() as stack:
         network, address = None, "127.0.0.1"
         inside: AbstractContextManager[None] = nullcontext()
@@ -457,33 +371,15 @@ def command(
             network = stack.enter_context(Network())
             machine = network.add(bits_per_s=bits)
             address, inside = machine.address, machine.inside()
-        link = Link(bits / 8 if loopback else math.inf)
-        origin = Origin(data, link, delay / 1e3)
+        origin = Origin(data, Link(bits / 8 if loopback else math.inf), delay / 1e3)
         with inside:
             server = stack.enter_context(scripted_server(origin, address))
-        site = Site(host_count, network, build, logs)
-        if not as_json:
-            click.echo(_HEAD)
-        faults, rounds = [], 0
-        for measured in islice(cases(site, origin, server), skip, first):
-            row = measured()
-            if logs is not None:
-                asked = logs / f"origin-{rounds}"
-                asked.write_text("".join(server.requests), encoding="latin-1")
-                server.requests.clear()
-            rounds += 1
-            if row.failed or row.wrong:
-                faults.append(f"{row.case}: {row.failed} failed, {row.wrong} wrong")
-            if as_json:
-                click.echo(json.dumps(asdict(row)))
-                continue
-            cells = f"{row.ready_s:7.2f}  {row.worst_read_s:7.2f}"
-            cells += f"  {row.origin_times:5.2f}x  {row.failed:3}  {row.wrong:5}"
-            cells += f"  {row.attempts:5}"
-            click.echo(
-                f"{row.case:27} {row.hosts:5}  {cells}  {row.cpu.text()}  {row.load}"
-            )
-        campaign.conclude(faults, rounds=rounds)
+        stack.enter_context(results)
+        site = Site(host_count, network, build)
+        for measured in islice(cases(site, origin, server), first):
+            results.add(measured())
+            options.progress(results.document["results"][-1]["case"])
+    results.conclude()
 
 
 if __name__ == "__main__":

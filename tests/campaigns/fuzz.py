@@ -31,6 +31,7 @@ from typing import Any
 import campaign
 import click
 import zstandard
+from support.compressed import select
 
 from btrfs_ublk.base.capabilities import require
 from btrfs_ublk.base.entry import PathType, run_command
@@ -43,9 +44,6 @@ from btrfs_ublk.content import make_index
 from btrfs_ublk.kernel.temporary import tempdir
 
 PROJECT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(PROJECT / "tests"))
-
-from support.compressed import select  # noqa: E402
 
 CORPORA = PROJECT / "tests/campaigns/corpora"
 BUILD = PROJECT / "build/fuzz"

@@ -5,8 +5,8 @@ loopback. In each round, a process writes to a fork of it (shadowed_writer.py), 
 command is killed at a random moment of the time that it takes, and then run again: it
 must do what it was asked to, whatever its dead predecessor had done of it. In others,
 two commands are killed at once; or the registry is, which comes back, and the command,
-which may fail, is run again; or servers, daemon and keepers get signals (kill_tables.py
-has these kinds). Then the fork is compared with what was written, before and after the
+which may fail, is run again; or servers, daemon and keepers get signals (kills.py has
+these kinds). Then the fork is compared with what was written, before and after the
 volume was down, the data of the image with the source, and all that is below the
 campaign's directories, mounted or running, with what was there before. All random
 choices follow from --seed.
@@ -30,18 +30,15 @@ from typing import Any
 import campaign
 import click
 import psutil
-from image_tables import faults_of, tables
-from kill_tables import SINGLE
+from campaign import by_kind, summed
 from killable import have_all_supervised, serving, signal_at_once, soon
+from kills import SINGLE
 from shadow import Writer, shadowed_writer
+from support.images import tagged_image
+from support.registry import REGISTRY, Registry, registry_server
 from verified_reads import drop_pages
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from support.images import tagged_image  # noqa: E402
-from support.registry import REGISTRY, Registry, registry_server  # noqa: E402
-
-from btrfs_ublk.base.capabilities import (  # noqa: E402
+from btrfs_ublk.base.capabilities import (
     BTRFS,
     FUSE,
     LOOP,
@@ -49,20 +46,20 @@ from btrfs_ublk.base.capabilities import (  # noqa: E402
     UBLK,
     require,
 )
-from btrfs_ublk.base.entry import run_command  # noqa: E402
-from btrfs_ublk.bench import options  # noqa: E402
-from btrfs_ublk.bench.report import Result  # noqa: E402
-from btrfs_ublk.device import show_device  # noqa: E402
-from btrfs_ublk.errors import BtrfsUblkError, LeftoverError  # noqa: E402
-from btrfs_ublk.image import parse_name  # noqa: E402
-from btrfs_ublk.image.access import RegistryAccess  # noqa: E402
-from btrfs_ublk.image.check import check_image  # noqa: E402
-from btrfs_ublk.image.store import ImageStore  # noqa: E402
-from btrfs_ublk.kernel.mountinfo import read_mountinfo  # noqa: E402
-from btrfs_ublk.kernel.temporary import loops_below, tempdir  # noqa: E402
-from btrfs_ublk.server import FrontEndName  # noqa: E402
-from btrfs_ublk.units import GIB, MIB  # noqa: E402
-from btrfs_ublk.volume import (  # noqa: E402
+from btrfs_ublk.base.entry import run_command
+from btrfs_ublk.bench import options
+from btrfs_ublk.bench.report import Document, Result, Table
+from btrfs_ublk.device import show_device
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
+from btrfs_ublk.image import parse_name
+from btrfs_ublk.image.access import RegistryAccess
+from btrfs_ublk.image.check import check_image
+from btrfs_ublk.image.store import ImageStore
+from btrfs_ublk.kernel.mountinfo import read_mountinfo
+from btrfs_ublk.kernel.temporary import loops_below, tempdir
+from btrfs_ublk.server import FrontEndName
+from btrfs_ublk.units import GIB, MIB
+from btrfs_ublk.volume import (
     VolumeDefinition,
     down_volume,
     fork_image,
@@ -71,8 +68,8 @@ from btrfs_ublk.volume import (  # noqa: E402
     unfork_image,
     up_volume,
 )
-from btrfs_ublk.volume.down import is_anything_up  # noqa: E402
-from btrfs_ublk.volume.store import volume_directories  # noqa: E402
+from btrfs_ublk.volume.down import is_anything_up
+from btrfs_ublk.volume.store import volume_directories
 
 NAME, OTHER = "campaign", "other"
 WRITTEN, QUIET, NEW, NEWER = "written", "quiet", "new", "newer"
@@ -149,29 +146,7 @@ class Campaign:
         for kind, words in SINGLE.items():
             self.kinds[kind] = partial(self._signal, words)
 
-    def run(self, kinds: Sequence[str], *, limit_s: float) -> Iterator[Result]:
-        """Yield the result of each round."""
-        end_s = time.monotonic() + limit_s
-        self._make_image()
-        numbered = list(enumerate(kinds, 1))
-        while numbered and time.monotonic() < end_s:
-            with self._volume(), self._writing():
-                before = self._settled()
-                while numbered and time.monotonic() < end_s:
-                    number, kind = numbered.pop(0)
-                    result: Result = {"what": "round", "number": number, "kind": kind}
-                    result["problems"] = []
-                    try:
-                        self._round(kind, result)
-                        self._compare_leftovers(before, result)
-                    except BtrfsUblkError as error:
-                        result["problems"].append(f"ended early: {error}")
-                    yield result
-                    # A detached volume is another one; what failed may be anything.
-                    if result["problems"] or kind == "detach":
-                        break
-
-    def _make_image(self) -> None:
+    def make_image(self) -> None:
         files = {"lazy": self._chances.randbytes(_LAZY_BYTES), "text": _TEXT}
         files |= {f"etc/{number}": b"%d\n" % number for number in range(_SMALL_FILES)}
         for name, data in files.items():
@@ -200,32 +175,34 @@ class Campaign:
         )
 
     @contextmanager
-    def _volume(self) -> Iterator[None]:
+    def bed(self) -> Iterator[Callable[[str, Result], None]]:
+        """Have an image up, and a writer in a fork of it; yield what does a round."""
         try:
             up_volume(NAME, self._definition(self._mount))
-            fork_image(
+            written = fork_image(
                 NAME, WRITTEN, mode=self._chances.choice(["overlay", "snapshot"])
             )
             quiet = fork_image(NAME, QUIET, mode="snapshot")
             (quiet / "etc/1").write_text("changed")
-            yield
+            with shadowed_writer(
+                written / "new",
+                written / "lazy",
+                self._top / "tree/lazy",
+                seed=self._chances.randrange(1 << 32),
+                timeout_s=self._deadline_s,
+            ) as self._writer:
+                before = self._settled()
+
+                def do(kind: str, result: Result) -> None:
+                    self._round(kind, result)
+                    self._compare_leftovers(before, result)
+
+                yield do
         finally:
             for volume in volume_directories():
                 if is_anything_up(volume):
                     self._take_down(volume.name)
                 remove_volume(volume.name)
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        fork = self._mount / "forks" / WRITTEN
-        with shadowed_writer(
-            fork / "new",
-            fork / "lazy",
-            self._top / "tree/lazy",
-            seed=self._chances.randrange(1 << 32),
-            timeout_s=self._deadline_s,
-        ) as self._writer:
-            yield
 
     def _take_down(self, name: str) -> None:
         self._retry(lambda: down_volume(name))
@@ -602,12 +579,24 @@ class Campaign:
         self._unfork_new()
 
 
+def tables(document: Document) -> list[Table]:
+    """Make a table with a row for each kind of command."""
+    note = (
+        "Each command is killed at a random moment, unless it ended before, and "
+        "run again. Operations are those that a process did meanwhile in a fork, "
+        "which was compared with what it had written, before and after the volume "
+        "was down; the image with its source, and what is left with what there was "
+        "before."
+    )
+    title = f"Commands of images killed: {document['parameters']['front_end']}"
+    columns = [summed("killed", "kills"), summed("operations")]
+    return [by_kind(title, document["results"], columns, note=note)]
+
+
 @click.command(context_settings=campaign.SETTINGS)
 @click.option("--front-end", type=click.Choice(["fuse", "ublk"]), default="fuse")
 @click.option("--rounds", type=campaign.COUNT, default=100)
-@click.option(
-    "--kind", "only", multiple=True, help="Only such.  [default: all in turn]"
-)
+@click.option("--kind", "only", multiple=True, help="Only such rounds.")
 @campaign.seed_option
 @campaign.deadline_option
 @campaign.limit_option
@@ -638,26 +627,23 @@ def command(
         made = Campaign(
             directory, server, front_end=front_end, seed=seed, deadline_s=deadline_s
         )
-        chosen = list(only or made.kinds)
+        made.make_image()
         results = campaign.Results(
-            "images",
-            tables,
+            *("images", tables),
             parameters={"front_end": front_end, "rounds": rounds, "seed": seed}
-            | ({"kind": chosen} if only else {}),
+            | ({"kind": list(only)} if only else {}),
             directory=directory,
             output=output,
-            faults=lambda document: [
-                fault for each in document["results"] for fault in faults_of(each)
-            ],
         )
-        kinds = [chosen[number % len(chosen)] for number in range(rounds)]
+        kinds = campaign.in_turn(only or made.kinds, rounds)
         with results:
-            for result in made.run(kinds, limit_s=limit_s):
-                results.add(result)
-                words = "; ".join(faults_of(result)) or (
-                    "fine" if result.get("killed") else "fine, and not killed"
-                )
-                options.progress(f"round {result['number']}: {result['kind']}: {words}")
+            # A volume that was detached is another one.
+            found = campaign.run_rounds(
+                kinds, made.bed, limit_s=limit_s, last=("detach",)
+            )
+            results.add_all(
+                found, lambda x: "fine" if x.get("killed") else "fine, and not killed"
+            )
     results.conclude(seed=seed)
 
 

@@ -20,14 +20,14 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import campaign
 import click
-from kill_tables import ALL, KINDS, UP, UPGRADE, faults_of, tables
+from campaign import by_kind, summed, timed
 from killable import (
     Signal,
     kernel_log,
@@ -43,7 +43,7 @@ from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, UBLK, require
 from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.base.process import Child, run, spawn
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.report import Result, make_document, show
+from btrfs_ublk.bench.report import Document, Result, Table
 from btrfs_ublk.device import recover_device, remove_device, show_device
 from btrfs_ublk.device.state import device_directory
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
@@ -72,6 +72,48 @@ _REMOUNTED = {"fuse": 1, "ublk": 5}
 #: The share of a CPU that a verifying thread may use, as others need some, too.
 _VERIFYING_SHARE = 0.2
 _COMMAND_TIMEOUT_S = 300.0
+
+_BOTH = ["daemon", "servers"]
+ALL = "all three"
+#: Commands that run while the others of their step are killed.
+UP, UPGRADE = "up", "upgrade"
+#: What is killed at once, of all volumes; and again, or what else, up to half a second
+#: after what was killed before is back. After TERM or STOP, it gets that signal; what
+#: is stopped gets CONT up to half a second after all others of its step got theirs.
+KINDS: dict[str, Sequence[Sequence[str]]] = {
+    "daemon": [["daemon"]],
+    "daemon + servers": [_BOTH],
+    "daemon, servers, keepers": [["daemon"], ["servers"], ["keepers"]],
+    "servers": [["servers"]],
+    "servers, servers": [["servers"], ["servers"]],
+    "daemon + servers, again": [_BOTH, _BOTH],
+    "servers + keepers": [["servers", "keepers"]],
+    "keepers": [["keepers"]],
+    "daemon + keepers": [["daemon", "keepers"]],
+    ALL: [[*_BOTH, "keepers"]],
+    "servers get STOP": [["STOP servers"]],
+    "all get STOP": [["STOP servers", "STOP daemon", "STOP keepers"]],
+    "servers, daemon gets STOP": [["STOP daemon", "servers"]],
+    "daemon + servers, keepers get STOP": [["STOP keepers", *_BOTH]],
+    "servers get TERM": [["TERM servers"]],
+    "servers get TERM, TERM": [["TERM servers"], ["TERM servers"]],
+    "keepers get TERM": [["TERM keepers"]],
+    "daemon gets TERM": [["TERM daemon"]],
+    "servers, daemon gets TERM": [["TERM daemon", "servers"]],
+    "daemon during up": [[UP, "daemon"]],
+    "servers during up": [[UP, "servers"]],
+    "daemon + servers during up": [[UP, *_BOTH]],
+    UPGRADE: [[UPGRADE]],
+    "daemon during upgrade": [[UPGRADE, "daemon"]],
+    "servers during upgrade": [[UPGRADE, "servers"]],
+    "daemon + servers during upgrade": [[UPGRADE, *_BOTH]],
+}
+#: Those of one step without a command, after which reads and writes go on.
+SINGLE: dict[str, Sequence[str]] = {
+    kind: steps[0]
+    for kind, steps in KINDS.items()
+    if len(steps) == 1 and kind != ALL and not {UP, UPGRADE} & {*steps[0]}
+}
 
 
 class BufferedReads:
@@ -111,6 +153,47 @@ class BufferedReads:
             pause_s = max(0.001, took_s * (1 / _VERIFYING_SHARE - 1))
 
 
+def problems_of(result: Result) -> Iterator[str]:
+    """Describe what readers and writers have noticed. A device that is "over" may fail
+    requests, but must not lose what was written."""
+    over = "over" in result
+    if result.get("wrong_bytes"):
+        yield f"{result['wrong_bytes']} wrong bytes read"
+    if result.get("read_errors") and not over:
+        yield f"{result['read_errors']} failed reads"
+    yield from () if over else result.get("write_errors", ())
+    for when, differences in result.get("different", {}).items():
+        if differences:
+            yield f"{len(differences)} differ, {when}: {differences[0]}"
+    if result.get("check", "clean") != "clean":
+        yield f"btrfs check: {result['check'].splitlines()[-1:]}"
+
+
+def tables(document: Document) -> list[Table]:
+    """Make a table with a row for each kind of death."""
+    rounds, given = document["results"], document["parameters"]
+    columns = [
+        summed("kills"),
+        timed("recovery_s", 0.5, "p50 ms", 0, 1e3),
+        timed("recovery_s", 0.99, "p99 ms", 0, 1e3),
+        timed("recovery_s", 1, "max ms", 0, 1e3),
+        timed("settled_s", 0.99, "settled p99 ms", 0, 1e3),
+        *(summed("operations"), summed("reads"), summed("read_errors", "failed reads")),
+        *(summed("wrong_bytes"), summed("write_errors", "failed writes")),
+    ]
+    note = (
+        f"{given['volumes']} volumes are up, with a daemon, and a server and a keeper "
+        "each. The times are from the last kill until each volume has answered an "
+        "uncached read that began after it; settled is until all devices have "
+        "servers, keepers and a daemon again. After a comma: what is killed up to "
+        "0.5 s after what was killed before is back. What operations have written was "
+        "compared at once, after a sync with empty caches, and after down and up. "
+        "Reads fail when all three are killed and fuse has lost its connection."
+    )
+    title = f"Volumes' processes killed: {given['front_end']}"
+    return [by_kind(title, rounds, columns, note=note)]
+
+
 class Campaign:
     """A kept volume in ``directory``, and the processes that use it."""
 
@@ -126,8 +209,9 @@ class Campaign:
         remount: int,
         volumes: int,
         other: Path,
+        rounds: int,
     ) -> None:
-        self._remount = remount
+        self._remount, self._rounds = remount, rounds
         self._builds = [sys.executable, str(other)]
         self._small_files = small_files
         self._front_end = front_end
@@ -174,33 +258,31 @@ class Campaign:
         #: Those that read each volume, by its name.
         self._reads: dict[str, list[VerifiedReads]] = {}
 
-    def run(self, kinds: Sequence[str], *, limit_s: float) -> Iterator[Result]:
-        """Yield the result of each round. After a hang, start with a new volume."""
-        end_s = time.monotonic() + limit_s
-        numbered = list(enumerate(kinds, 1))
-        while numbered and time.monotonic() < end_s:
-            with self._volume(), self._writing():
-                while numbered and time.monotonic() < end_s:
-                    number, kind = numbered.pop(0)
-                    seed = self._chances.randrange(1 << 32)
-                    result: Result = {"what": "round", "number": number, "kind": kind}
-                    remounts = not numbered or number % self._remount == 0
-                    try:
-                        self._round(kind, random.Random(seed), result, remounts)
-                    except BtrfsUblkError as error:
-                        result["hang"] = str(error)
-                    yield result
-                    if "hang" in result:
-                        break
-
     @contextmanager
-    def _volume(self) -> Iterator[None]:
+    def bed(self) -> Iterator[Callable[[str, Result], None]]:
+        """Have all volumes, and a writer; yield what does a round."""
         with ExitStack() as stack:
             stack.callback(self._take_down, COMING)
             for name, definition in [(NAME, self._definition), *self._others.items()]:
                 stack.callback(self._take_down, name)
                 up_volume(name, definition)
-            yield
+            self._writer = stack.enter_context(
+                shadowed_writer(
+                    self._target / "written",
+                    self._target / "lazy",
+                    self._content,
+                    seed=self._chances.randrange(1 << 32),
+                    timeout_s=self._deadline_s,
+                )
+            )
+            yield self._try
+
+    def _try(self, kind: str, result: Result) -> None:
+        chances = random.Random(self._chances.randrange(1 << 32))
+        try:
+            self._round(kind, chances, result)
+        finally:
+            result["problems"] += problems_of(result)
 
     def _take_down(self, name: str) -> None:
         """Take a volume down, even if nothing in it answers any more."""
@@ -231,20 +313,7 @@ class Campaign:
                     raise
                 time.sleep(0.1)
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        with shadowed_writer(
-            self._target / "written",
-            self._target / "lazy",
-            self._content,
-            seed=self._chances.randrange(1 << 32),
-            timeout_s=self._deadline_s,
-        ) as self._writer:
-            yield
-
-    def _round(
-        self, kind: str, chances: random.Random, result: Result, remounts: bool
-    ) -> None:
+    def _round(self, kind: str, chances: random.Random, result: Result) -> None:
         writer = self._writer
         assert writer is not None
         many = self._small_files if result["number"] % _MANY_EVERY == 0 else 0
@@ -264,7 +333,8 @@ class Campaign:
                 different["recovered"] = writer.ask("compare")["differences"]
                 self._flush()
                 different["flushed"] = writer.ask("compare")["differences"]
-        if not remounts and "over" not in result:
+        is_last = result["number"] == self._rounds
+        if result["number"] % self._remount and not is_last and "over" not in result:
             return
         writer.ask("release")
         self._down(NAME)
@@ -421,6 +491,7 @@ class Campaign:
                 yield
             except BtrfsUblkError:
                 result["state"] = self._describe()
+                options.progress(result["state"])
                 raise
             finally:
                 buffered.stop(self._deadline_s)
@@ -470,13 +541,7 @@ class Campaign:
 @click.option("--front-end", type=click.Choice(["fuse", "ublk"]), default="fuse")
 @click.option("--rounds", type=campaign.COUNT, default=300)
 @campaign.seed_option
-@click.option(
-    "--kind",
-    "only",
-    type=click.Choice(list(KINDS)),
-    multiple=True,
-    help="Only such rounds.  [default: all kinds in turn]",
-)
+@campaign.kind_option(KINDS)
 @campaign.deadline_option
 @campaign.limit_option
 @click.option(
@@ -526,8 +591,6 @@ def command(
     Fails when a byte is wrong or lost, a read or write fails, or something hangs.
     """
     require(ROOT, BTRFS, LOOP, UBLK if front_end == "ublk" else FUSE)
-    chosen = list(only or KINDS)
-    kinds = [chosen[number % len(chosen)] for number in range(rounds)]
     if small_files is None:
         small_files = _MANY[front_end]
     if remount is None:
@@ -545,10 +608,6 @@ def command(
     if only:
         parameters["kind"] = list(only)
     with tempdir(parent=parent) as directory, campaign.apart(directory):
-        document = make_document(
-            "deaths", parameters=parameters, directory=directory, results=[]
-        )
-        document["script"] = "tests/campaigns/kills.py"
         made = Campaign(
             directory,
             front_end=front_end,
@@ -559,25 +618,23 @@ def command(
             remount=remount,
             volumes=volumes,
             other=other,
+            rounds=rounds,
         )
-        try:
-            for result in made.run(kinds, limit_s=limit_s):
-                document["results"].append(result)
-                _tell(result)
-                campaign.store(document, tables(document), output)
-        finally:
-            campaign.store(document, tables(document), output)
-            show(document)
-    seen = [fault for each in document["results"] for fault in faults_of(each)]
-    campaign.conclude(seen, rounds=len(document["results"]), seed=seed)
+        results = campaign.Results(
+            *("kills", tables),
+            parameters=parameters,
+            directory=directory,
+            output=output,
+        )
+        kinds = campaign.in_turn(only or KINDS, rounds)
+        with results:
+            found = campaign.run_rounds(kinds, made.bed, limit_s=limit_s)
+            results.add_all(found, _tell)
+    results.conclude(seed=seed)
 
 
-def _tell(result: Result) -> None:
-    fine = f"{result['recovery_s'] * 1e3:.0f} ms" if "recovery_s" in result else "over"
-    words = "; ".join(faults_of(result)) or fine
-    options.progress(f"round {result['number']}: {result['kind']}: {words}")
-    if "hang" in result:
-        options.progress(result.get("state", ""))
+def _tell(result: Result) -> str:
+    return f"{result['recovery_s'] * 1e3:.0f} ms" if "recovery_s" in result else "over"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -13,16 +12,13 @@ from functools import cache
 from pathlib import Path
 
 import grpc
+from support.images import tagged_image
+from support.snapshotter import connected
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from support.images import tagged_image  # noqa: E402
-from support.snapshotter import connected  # noqa: E402
-
-from btrfs_ublk.device import show_device  # noqa: E402
-from btrfs_ublk.kernel import mounted  # noqa: E402
-from btrfs_ublk.kernel.loop import loop_device  # noqa: E402
-from btrfs_ublk.kernel.temporary import tempdir  # noqa: E402
+from btrfs_ublk.device import show_device
+from btrfs_ublk.kernel import mounted
+from btrfs_ublk.kernel.loop import loop_device
+from btrfs_ublk.kernel.temporary import tempdir
 
 NAME = "one"
 _KEY = "ab" * 32

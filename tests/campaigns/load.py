@@ -29,24 +29,26 @@ from pathlib import Path
 
 import campaign
 import click
+from support.devices import DESCRIPTION, reading
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP, ROOT, require
 from btrfs_ublk.base.entry import run_command
-from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.cpu_load import hogs
 from btrfs_ublk.bench.resources.cgroup import MEMORY_GROUPS, memory_group
-from btrfs_ublk.device import Device, DeviceOptions, show_device, supervised_device
+from btrfs_ublk.device import (
+    Device,
+    DeviceOptions,
+    show_device,
+    supervised_device,
+)
 from btrfs_ublk.device.state import RUN_VARIABLE, device_directory
 from btrfs_ublk.kernel import mounted
 from btrfs_ublk.kernel.temporary import tempdir
-from btrfs_ublk.server import Description, PatternSegment
 from btrfs_ublk.units import KIB, MIB
 
-_DESCRIPTION = Description(64 * MIB, [PatternSegment(offset=0, length=64 * MIB)])
 _NOBODY = 65534
 _PR_SET_DUMPABLE = 4
-_READ_BYTES = 16 * KIB
 _SERVERS_BYTES = 128 * MIB
 _OTHERS_BYTES = 64 * MIB
 #: Of what servers and daemon write, except caches: it is to be full in a round.
@@ -60,52 +62,6 @@ _WORDS = (
     b'{"request": "stats"}\n',
     b"x" * 100_000,
 )
-
-
-class Readers:
-    """Threads that read and verify; ``wrong`` says what was not right."""
-
-    def __init__(self, devices: Sequence[Path], count: int, seed: int) -> None:
-        self.reads = 0
-        self.longest_s = 0.0
-        self.wrong: list[str] = []
-        self._end = threading.Event()
-        self._lock = threading.Lock()
-        self._threads = [
-            threading.Thread(
-                target=self._read,
-                args=(devices[number % len(devices)], random.Random(seed + number)),
-            )
-            for number in range(count)
-        ]
-
-    def _read(self, device: Path, chances: random.Random) -> None:
-        while not self._end.is_set():
-            offset = chances.randrange(64 * MIB // _READ_BYTES) * _READ_BYTES
-            begin_s = time.monotonic()
-            try:
-                found = read_direct(device, offset, _READ_BYTES)
-                right = found == _DESCRIPTION.content(offset, _READ_BYTES)
-                fault = None if right else "wrong bytes"
-            except OSError as error:
-                fault = str(error)
-            took_s = time.monotonic() - begin_s
-            with self._lock:
-                self.reads += 1
-                self.longest_s = max(self.longest_s, took_s)
-                if fault:
-                    self.wrong.append(f"{device} at {offset}: {fault}")
-            time.sleep(0.01)
-
-    def __enter__(self) -> Readers:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        for thread in self._threads:
-            thread.join()
 
 
 def _crowd(sockets: Sequence[Path], count: int, seed: int) -> None:
@@ -301,8 +257,10 @@ def _round(
     with (
         crowd(sockets, clients, seed) as crowd_pid,
         KINDS[kind](servers),  # type: ignore[attr-defined]
-        Readers(paths, readers, seed) as reading,
+        ExitStack() as stack,
     ):
+        each_has = max(1, readers // len(paths))
+        reads = [stack.enter_context(reading(x, threads=each_has)) for x in paths]
         end_s = time.monotonic() + length_s
         while time.monotonic() < end_s:
             begin_s = time.monotonic()
@@ -313,10 +271,13 @@ def _round(
             time.sleep(0.5)
         if os.waitpid(crowd_pid, os.WNOHANG)[0]:
             raise RuntimeError("the crowd has ended")
-    faults += [f"{kind}: {each}" for each in reading.wrong[:3]]
-    if not reading.reads:
-        faults.append(f"{kind}: nothing was read")
-    for what, took_s in (("a read", reading.longest_s), ("an answer", answered_s)):
+    for path, each in zip(paths, reads, strict=True):
+        if each.wrong or each.errors:
+            faults.append(f"{kind}: {path}: {each.wrong} wrong, {each.errors[:3]}")
+        if not each.reads:
+            faults.append(f"{kind}: {path}: nothing was read")
+    longest_s = max(each.longest_s for each in reads)
+    for what, took_s in (("a read", longest_s), ("an answer", answered_s)):
         if took_s > deadline_s:
             faults.append(f"{kind}: {what} took {took_s:.1f} s")
     for name, pid in zip(names, servers, strict=True):
@@ -325,7 +286,8 @@ def _round(
             log = show_device(name).log.read_text().splitlines()[-12:]
             faults.append(f"{kind}: the server of {name} has ended: {log}")
     options.progress(
-        f"{kind}: {reading.reads} reads, the longest took {reading.longest_s:.2f} s, "
+        f"{kind}: {sum(each.reads for each in reads)} reads, the longest took "
+        f"{longest_s:.2f} s, "
         f"status of two devices {answered_s:.2f} s; {len(faults)} failures"
     )
     return faults
@@ -374,7 +336,7 @@ def command(
         stack.enter_context(campaign.apart(top))
         made = DeviceOptions(front_end="fuse", queues=1)
         devices = [
-            stack.enter_context(supervised_device(_DESCRIPTION, made))
+            stack.enter_context(supervised_device(DESCRIPTION, made))
             for _ in range(count)
         ]
         options.progress(f"{count} devices")

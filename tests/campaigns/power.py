@@ -25,10 +25,7 @@ from typing import Any
 
 import campaign
 import click
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from power_work import (  # noqa: E402
+from power_work import (
     ANY,
     CONTAINERS,
     IMAGE,
@@ -42,35 +39,35 @@ from power_work import (  # noqa: E402
     known,
     write_synced,
 )
-from support.disks import FileSystem, Replay, mounted_disk, recording  # noqa: E402
-from support.images import tagged_image  # noqa: E402
-from support.registry import REGISTRY, Registry, registry_server  # noqa: E402
+from support.disks import FileSystem, Replay, mounted_disk, recording
+from support.images import tagged_image
+from support.registry import REGISTRY, Registry, registry_server
 
-from btrfs_ublk.base.capabilities import (  # noqa: E402
+from btrfs_ublk.base.capabilities import (
     BTRFS,
     FUSE,
     LOOP,
     ROOT,
     require,
 )
-from btrfs_ublk.base.entry import run_command  # noqa: E402
-from btrfs_ublk.base.private_dirs import VOLUMES_VARIABLE  # noqa: E402
-from btrfs_ublk.base.process import run  # noqa: E402
-from btrfs_ublk.bench import options  # noqa: E402
-from btrfs_ublk.containers.snapshots import Snapshots  # noqa: E402
-from btrfs_ublk.device.state import half_made  # noqa: E402
-from btrfs_ublk.errors import BtrfsUblkError  # noqa: E402
-from btrfs_ublk.image.store import IMAGES_VARIABLE, ImageStore  # noqa: E402
-from btrfs_ublk.kernel import tempdir  # noqa: E402
-from btrfs_ublk.server import BlockServer, ZeroSegment  # noqa: E402
-from btrfs_ublk.units import GIB  # noqa: E402
-from btrfs_ublk.volume import (  # noqa: E402
+from btrfs_ublk.base.entry import run_command
+from btrfs_ublk.base.private_dirs import VOLUMES_VARIABLE
+from btrfs_ublk.base.process import run
+from btrfs_ublk.bench import options
+from btrfs_ublk.containers.snapshots import Snapshots
+from btrfs_ublk.device.state import half_made
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.image.store import IMAGES_VARIABLE, ImageStore
+from btrfs_ublk.kernel import tempdir
+from btrfs_ublk.server import BlockServer, ZeroSegment
+from btrfs_ublk.units import GIB
+from btrfs_ublk.volume import (
     down_volume,
     forks_of_image,
     list_volumes,
     up_volume,
 )
-from btrfs_ublk.volume.store import volume_directory  # noqa: E402
+from btrfs_ublk.volume.store import volume_directory
 
 _DISK_BYTES = 4 * GIB
 BOOT_ID = "/proc/sys/kernel/random/boot_id"

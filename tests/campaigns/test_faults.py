@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from fault_proxy import FAULTS, Fault, FaultProxy, Faults
-from fault_tables import faults_of, tables
+from faults import problems_of
 from support.needs import Need
 from support.paths import PROJECT
 from support.registry import REGISTRY
@@ -115,7 +115,7 @@ GOOD: Result = {
 
 
 def test_what_of_a_round_is_a_failure() -> None:
-    assert faults_of(GOOD | {"errors": 5}) == []
+    assert problems_of(GOOD | {"errors": 5}) == []
     for bad in (
         {"errors": 5, "may_fail": False},
         {"wrong_bytes": 1},
@@ -127,21 +127,11 @@ def test_what_of_a_round_is_a_failure() -> None:
         {"well_s": math.inf},
         {"left": ["mount"]},
     ):
-        (found,) = faults_of(GOOD | bad)
+        (found,) = problems_of(GOOD | bad)
         assert found.startswith("node + rotting disk, seed 7: ")
         # Of a machine that had no CPU for it, times say nothing.
         counts = {"wrong_bytes", "other_errors", "again_wrong_bytes", "left"} & {*bad}
-        assert bool(faults_of(GOOD | bad | {"stall_s": 3.0})) == bool(counts)
-
-
-def test_a_round_with_two_faults_is_in_the_rows_of_both() -> None:
-    other = GOOD | {"faults": ["node"], "wrong_bytes": 1}
-    (table,) = tables({"results": [GOOD, other]})
-    assert [(row[0], row[1], row[-1]) for row in table.rows] == [
-        ("node", "2", "1"),
-        ("rotting disk", "1", "0"),
-        ("all", "2", "1"),
-    ]
+        assert bool(problems_of(GOOD | bad | {"stall_s": 3.0})) == bool(counts)
 
 
 @pytest.mark.device

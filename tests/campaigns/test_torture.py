@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from call_events import CALL_EVENTS
 from cut_off import programs
-from image_tables import faults_of
 from support.containers import BUSYBOX, CONTAINERD, RUNC
 from support.needs import Need
 from support.paths import PROJECT
@@ -146,20 +145,3 @@ def test_suites_of_others(sparse_path: Path, need: Need) -> None:
     assert fio["tests"] == 4 and fio["failed"] == 0 and fio["kills"] > 0
     assert "--fstests" in fsx["skipped"]
     assert afterwards["problems"] == []
-
-
-@pytest.mark.device
-@pytest.mark.fuse
-def test_a_disturbed_fetch_process(sparse_path: Path, need: Need) -> None:
-    need(FUSE)
-    words = ["fetch-process", "--rounds=3", "--duration=2", "--seed=5"]
-    kinds = [f"--kind={kind}" for kind in ("kill", "helper", "idle")]
-    done = torture(*words, *kinds, "--directory", sparse_path)
-    assert done.returncode == 0, done.stderr
-    assert "3 rounds with seed 5" in done.stderr and " 0 failures" in done.stderr
-
-
-def test_what_counts_as_a_fault() -> None:
-    fine = {"number": 3, "kind": "pull", "problems": []}
-    assert faults_of(fine) == []
-    assert faults_of(fine | {"problems": ["is left: x"]}) == ["round 3: is left: x"]

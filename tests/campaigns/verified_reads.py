@@ -1,13 +1,11 @@
 """Load that notices a dead server: a process that reads all the time and verifies that
-(btrfs-ublk-verify-reads), and a thread that writes small files; and reads that ask it.
+(btrfs-ublk-verify-reads); and reads that ask the server.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import random
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,10 +14,8 @@ from typing import IO, Any
 
 from btrfs_ublk.base.helpers import VERIFY_READS, helper_path
 from btrfs_ublk.base.process import Child, readable, spawn
-from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.units import KIB
 
 #: Extra time for what the reader does besides waiting for its reads.
 _MARGIN_S = 30.0
@@ -139,66 +135,3 @@ def verified_reads(
         # NB: with our copy open, write() would not fail after its death.
         theirs.close()
         yield VerifiedReads(name, child, ours, deadline_s)
-
-
-_MAX_BYTES = 64 * KIB
-#: How many files stay. Each new one replaces the oldest.
-_KEPT_FILES = 64
-#: Pause between two files, so that the disk is not kept busy.
-_PAUSE_S = 0.02
-
-
-class WrittenFiles:
-    """``with WrittenFiles(directory, …) as files:`` writes in it during the block."""
-
-    def __init__(self, directory: Path, *, seed: int, deadline_s: float) -> None:
-        self._directory = directory
-        self._chances = random.Random(seed)
-        self._deadline_s = deadline_s
-        self._end = threading.Event()
-        # A daemon thread: if it waits in the kernel, we must still be able to end.
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._begin_s: float | None = None
-        self._files = 0
-        self._max_s = 0.0
-        self._errors: list[str] = []
-
-    def __enter__(self) -> WrittenFiles:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join(self._deadline_s)
-
-    def check(self) -> None:
-        """Raise NoAnswerError when a file takes longer than ``deadline_s``."""
-        begin_s = self._begin_s
-        if begin_s is not None and time.monotonic() - begin_s > self._deadline_s:
-            raise NoAnswerError(f"writing a file takes over {self._deadline_s:g} s")
-
-    def report(self) -> dict[str, Any]:
-        """ "errors" are messages; "max_s" is the time of the slowest file."""
-        return {"files": self._files, "errors": self._errors, "max_s": self._max_s}
-
-    def _run(self) -> None:
-        while not self._end.wait(_PAUSE_S):
-            self._begin_s = begin_s = time.monotonic()
-            path = self._directory / str(self._files % _KEPT_FILES)
-            try:
-                self._write(path)
-            except (OSError, EOFError) as error:
-                self._errors.append(str(error))
-            self._begin_s = None
-            self._max_s = max(self._max_s, time.monotonic() - begin_s)
-            self._files += 1
-
-    def _write(self, path: Path) -> None:
-        data = self._chances.randbytes(self._chances.randint(1, _MAX_BYTES))
-        path.unlink(missing_ok=True)
-        with path.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if read_direct(path, 0, len(data)) != data:
-            self._errors.append(f"{path} is not what was written")

@@ -1,4 +1,4 @@
-"""Killed servers, under verified reads and writes: without and with recovery."""
+"""Killed servers without recovery, under verified reads."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from recovery import awkward_kinds, run_rounds, trial
-from recovery_tables import RANDOM, faults
 from support.needs import may_be_killed
 from verified_reads import VerifiedReads, verified_reads
 
 from btrfs_ublk.base.process import ProcessIdentity
-from btrfs_ublk.device.state import RUN_VARIABLE
 from btrfs_ublk.server import BlockServer, FrontEndName, PatternSegment
 from btrfs_ublk.units import TIB
 from btrfs_ublk.volume.temporary import volume
@@ -85,31 +82,3 @@ def test_without_recovery_reads_of_a_mounted_seed_fail(
             os.fsync(fd)
             os.close(fd)
             assert file.read_bytes() == b"on the other device"
-
-
-@pytest.mark.timeout(600)
-def test_nobody_notices_a_killed_server(
-    front_end: FrontEndName, sparse_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """campaigns/recovery.py does many more rounds of it."""
-    may_be_killed(front_end)
-    run_directory = sparse_path / "run"
-    run_directory.mkdir(mode=0o700)
-    monkeypatch.setenv(RUN_VARIABLE, str(run_directory))
-    # To start another supervisor takes an emulated machine too long under load.
-    kinds = [RANDOM, *awkward_kinds(front_end, supervisor=front_end == "fuse")]
-    results = []
-    with trial(
-        front_end=front_end,
-        supervisor=True,
-        raw=False,
-        depth=64,
-        seed=1,
-        deadline_s=60,
-        parent=sparse_path,
-    ) as made:
-        results += run_rounds(made, kinds)
-    assert faults({"results": results}) == []
-    rounds = [result for result in results if result["what"] == "round"]
-    assert [result["kind"] for result in rounds] == kinds
-    assert all(result["recovery_s"] > 0 for result in rounds)
