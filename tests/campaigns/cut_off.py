@@ -21,35 +21,39 @@ import select
 import shutil
 import socket
 import subprocess
-import sys
 import sysconfig
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import campaign
 import click
+from power_work import VOLUMES
+from support.disks import (
+    MAKE,
+    RECORD,
+    SECTOR,
+    SYNC,
+    FileSystem,
+    Replay,
+    logged_disk,
+)
+from vmlib import accel, children, command, initramfs, kernel
+from vmlib.machine import QEMU, Machine, qemu_argv
+
+from btrfs_ublk.base.capabilities import ROOT, Program, require
+from btrfs_ublk.base.entry import run_command
+from btrfs_ublk.base.helpers import HELPERS, helper_path
+from btrfs_ublk.base.process import run
+from btrfs_ublk.bench import options
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.kernel import tempdir
+from btrfs_ublk.units import GIB
 
 PROJECT = Path(__file__).parents[2]
-sys.path += [str(PROJECT / "tests"), str(PROJECT / "scripts/lib")]
-
-from power_work import VOLUMES  # noqa: E402
-from support.disks import SECTOR  # noqa: E402
-from support.disks import MAKE, FileSystem, LoggedDisk, Replay, nbd_disk  # noqa: E402
-from vmlib import accel, children, command, initramfs, kernel  # noqa: E402
-from vmlib.machine import QEMU, Machine, qemu_argv  # noqa: E402
-
-from btrfs_ublk.base.capabilities import ROOT, Program, require  # noqa: E402
-from btrfs_ublk.base.entry import run_command  # noqa: E402
-from btrfs_ublk.base.helpers import HELPERS, helper_path  # noqa: E402
-from btrfs_ublk.base.process import run  # noqa: E402
-from btrfs_ublk.bench import options  # noqa: E402
-from btrfs_ublk.errors import BtrfsUblkError  # noqa: E402
-from btrfs_ublk.kernel import tempdir  # noqa: E402
-from btrfs_ublk.units import GIB  # noqa: E402
 
 _DISK_BYTES = 3 * GIB
 _MEMORY = "1G"
@@ -89,6 +93,26 @@ def programs(project: Path, release: str) -> str:
     return digest.hexdigest()
 
 
+class Writes:
+    """Counts, in the log of a disk, how many writes no flush has followed."""
+
+    def __init__(self, log: Path) -> None:
+        self._file = log.open("rb")
+        self._count = 0
+
+    def under_way(self) -> int:
+        at = self._file.tell()
+        while len(head := self._file.read(RECORD.size)) == RECORD.size:
+            kind, *_, size = RECORD.unpack(head)
+            self._count = 0 if kind == SYNC else self._count + 1
+            at = self._file.seek(size, os.SEEK_CUR)
+        self._file.seek(at)
+        return self._count
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class EndedError(BtrfsUblkError):
     """A guest is no more."""
 
@@ -100,9 +124,9 @@ class Guest:
         self,
         process: subprocess.Popen[bytes],
         ends: dict[str, socket.socket],
-        disk: LoggedDisk,
+        writes: Writes,
     ) -> None:
-        self._process, self._ends, self.disk = process, ends, disk
+        self._process, self._ends, self.writes = process, ends, writes
         self._said = b""
 
     def say(self, text: str) -> None:
@@ -239,9 +263,10 @@ class Machines:
             console=self._top / _LOGS[1],
         )
         with ExitStack() as stack:
-            disk = stack.enter_context(
-                nbd_disk(self._top / "disk", log, self._top / "nbd")
-            )
+            shown = self._top / "shown"
+            shown.mkdir(exist_ok=True)
+            disk = stack.enter_context(logged_disk(self._top / "disk", log, shown))
+            writes = stack.enter_context(closing(Writes(log)))
             ends, theirs = dict[str, socket.socket](), dict[str, socket.socket]()
             for name in (*_PORTS, "qmp"):
                 pair = socket.socketpair()
@@ -252,7 +277,7 @@ class Machines:
                 *qemu_argv(machine, ports=ports),
                 *("-drive", f"file={self._root},{_ROOT_DISK}"),
                 *("-device", "virtio-blk-pci,drive=root"),
-                *("-drive", f"file=nbd:unix:{self._top / 'nbd'},{_DATA_DISK}"),
+                *("-drive", f"file={disk},{_DATA_DISK}"),
                 *("-device", "virtio-blk-pci,drive=data"),
                 *("-chardev", f"socket,id=qmp,fd={theirs['qmp'].fileno()}"),
                 *("-mon", "chardev=qmp,mode=control"),
@@ -268,7 +293,7 @@ class Machines:
             stack.callback(children.stop, process)
             for each in theirs.values():
                 each.close()
-            guest = Guest(process, ends, disk)
+            guest = Guest(process, ends, writes)
             try:
                 guest.ask_qemu("qmp_capabilities")
                 yield guest
@@ -423,7 +448,7 @@ class Rounds:
             while True:
                 now_s = time.monotonic()
                 late = now_s > end_s + _PATIENCE_S
-                if late or (now_s > end_s and guest.disk.under_way >= under_way):
+                if late or (now_s > end_s and guest.writes.under_way() >= under_way):
                     guest.kill()
                 message = guest.hear(max(0.001, end_s - now_s))
                 if message is None:

@@ -19,7 +19,6 @@ from support.disks import (
     FileSystem,
     Replay,
     mounted_disk,
-    nbd_disk,
     recording,
 )
 from support.images import ordinary_image
@@ -27,7 +26,6 @@ from support.needs import Need
 from support.paths import PROJECT
 from support.registry import REGISTRY
 
-from btrfs_ublk.base.capabilities import Program
 from btrfs_ublk.base.private_dirs import VOLUMES_VARIABLE
 from btrfs_ublk.containers.snapshots import Snapshots
 from btrfs_ublk.image.layout import Layout
@@ -197,28 +195,6 @@ def test_sectors_are_torn_but_not_superblocks(tmp_path: Path) -> None:
         assert all(sector in (bytes(512), bytes([2]) * 512) for sector in sectors)
         torn.add(sum(sector[0] == 2 for sector in sectors))
     assert {0, 3, 4, 5, 8} <= torn
-
-
-def test_a_disk_for_qemu_logs_what_is_written(tmp_path: Path, need: Need) -> None:
-    need(Program("nbdcopy", "libnbd-bin"))
-    disk, log, data = (tmp_path / name for name in ("disk", "log", "data"))
-    data.write_bytes(random.Random(1).randbytes(3 * MIB))
-    for path in (disk, tmp_path / "initial"):
-        path.write_bytes(bytes(4 * MIB))
-    with nbd_disk(disk, log, tmp_path / "nbd") as served:
-        uri = f"nbd+unix:///?socket={tmp_path / 'nbd'}"
-        subprocess.run(["nbdcopy", "--flush", data, uri], check=True, timeout=60)
-        assert served.under_way == 0
-    assert disk.read_bytes() == data.read_bytes() + bytes(MIB)
-    replay = Replay(tmp_path / "initial", log, tmp_path / "work")
-    *writes, last = replay.records
-    assert last.kind == SYNC and {each.kind for each in writes} == {WRITE}
-    replay.advance(len(writes))
-    replay.lay_out(tmp_path / "state", "none", random.Random(1))
-    assert (tmp_path / "state").read_bytes() == bytes(4 * MIB)
-    replay.advance(len(writes) + 1)
-    replay.lay_out(tmp_path / "state", "none", random.Random(1))
-    assert (tmp_path / "state").read_bytes() == disk.read_bytes()
 
 
 @native
