@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,7 @@ from btrfs_ublk.base.jsonfile import sync
 from btrfs_ublk.base.log import log
 from btrfs_ublk.bench.config import configuration_of
 from btrfs_ublk.bench.environment import environment_id
-from btrfs_ublk.bench.matrices import (
-    FORMAT_VERSION,
-    MATRICES,
-    Matrix,
-    check_version,
-    run_key,
-)
+from btrfs_ublk.bench.matrices import FORMAT_VERSION, Matrix, run_key
 from btrfs_ublk.bench.run import OK, Row
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 
@@ -88,12 +82,22 @@ class ResultsFile:
         lines = content[:whole].decode(errors="replace").splitlines()
         if not lines:
             self._append(_header(matrix, seed))
-        for where, line in _checked(lines, matrix, str(self.path)):
+        for number, text in enumerate(lines, start=1):
+            where = f"{self.path}, line {number}"
+            if number > 1 and not text.strip():
+                continue
+            line = _parse(text, where)
+            if (line["kind"] == "matrix") != (number == 1):
+                raise UsageError(
+                    f"{where} is of the kind {line['kind']}",
+                    hint="a file of results begins with one line of the kind matrix",
+                )
             if line["kind"] == "matrix":
                 _check_header(line, _header(matrix, seed), where)
             elif line["kind"] == "environment":
                 self._environments.add(str(line.get("id")))
             else:
+                _check_run(line, matrix, where)
                 self.rows[line["key"]] = line
 
 
@@ -154,25 +158,6 @@ def _check_run(line: Mapping[str, Any], matrix: Matrix, where: str) -> None:
         raise UsageError(f"{where} has the status {status} and no total_iops")
 
 
-def _checked(
-    lines: Iterable[str], matrix: Matrix, name: str
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each line with its place."""
-    for number, text in enumerate(lines, start=1):
-        where = f"{name}, line {number}"
-        if number > 1 and not text.strip():
-            continue
-        line = _parse(text, where)
-        if (line["kind"] == "matrix") != (number == 1):
-            raise UsageError(
-                f"{where} is of the kind {line['kind']}",
-                hint="a file of results begins with one line of the kind matrix",
-            )
-        if line["kind"] == "run":
-            _check_run(line, matrix, where)
-        yield where, line
-
-
 @contextmanager
 def open_results(path: Path, matrix: Matrix, *, seed: int) -> Iterator[ResultsFile]:
     """Begin a file of results, or resume it.
@@ -199,49 +184,3 @@ def open_results(path: Path, matrix: Matrix, *, seed: int) -> Iterator[ResultsFi
         yield results
     finally:
         os.close(fd)
-
-
-def check_results(text: str, name: str) -> dict[str, Any] | None:
-    """Check the content of a file of results, except for a last line without end.
-    Returns the matrix' line; None if there is none, as with bare runs.
-
-    Raises UsageError, naming ``name`` and the line, for an unknown matrix, one of
-    another version, and for runs that do not belong to it.
-    """
-    lines = text.split("\n")[:-1]
-    try:
-        header = json.loads(lines[0])
-    except (ValueError, IndexError):
-        return None
-    if not isinstance(header, dict) or header.get("kind") != "matrix":
-        return None
-    for _ in _checked(lines, _matrix_of(header, f"{name}, line 1"), name):
-        pass  # an error is raised where it is
-    return header
-
-
-def _matrix_of(header: Mapping[str, Any], where: str) -> Matrix:
-    """Return the matrix that a file's header names."""
-    check_version(header, where)
-    name = str(header.get("matrix"))
-    if name not in MATRICES:
-        raise UsageError(
-            f"{where} is of a matrix that there is not: {name!r}",
-            hint=f"known: {', '.join(MATRICES)}",
-        )
-    try:
-        matrix = MATRICES[name].with_options(
-            front_end=header["front_end"],
-            source=header["source"],
-            runtime_s=header["fio.runtime"],
-        )
-    except KeyError as error:
-        raise UsageError(f"{where} has no {error}") from error
-    except UsageError as error:
-        raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
-    if header.get("fingerprint") != matrix.fingerprint():
-        raise UsageError(
-            f"{where} is of another matrix that was called {name}",
-            hint="use the version of btrfs-ublk that wrote it",
-        )
-    return matrix

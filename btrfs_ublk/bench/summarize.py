@@ -134,10 +134,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Parsed:
-    """The content of a file of results: runs, environments by id, and whether the last
-    line was torn, and so left out.
+    """The content of a file of results: the last line of a matrix, None for bare runs;
+    runs, environments by id, and whether the last line was torn, and so left out.
     """
 
+    header: Row | None
     rows: Sequence[Row]
     environments: Mapping[str, Row]
     torn: bool
@@ -152,7 +153,8 @@ def parse_rows(text: str) -> Parsed:
     """
     rows: dict[object, Row] = {}
     environments: dict[str, Row] = {}
-    header = 0
+    header: Row | None = None
+    begin = 0
     lines = text.split("\n")
     torn = False
     for place, line in enumerate(lines, start=1):
@@ -169,17 +171,17 @@ def parse_rows(text: str) -> Parsed:
         kind = row.get("kind") if isinstance(row, dict) else None
         if kind == "matrix":
             check_version(row, f"line {place}")
-            header = place
+            header, begin = row, place
         elif kind == "environment":
             environments[str(row.get("id"))] = row
         else:
             _check_row(row, place)
-            rows[header, row.get("key", place)] = row
+            rows[begin, row.get("key", place)] = row
     if not rows:
         raise UsageError(
             "there is no run to summarise", hint="give a file of results on stdin"
         )
-    return Parsed(list(rows.values()), environments, torn)
+    return Parsed(header, list(rows.values()), environments, torn)
 
 
 def _check_row(row: object, place: int) -> None:

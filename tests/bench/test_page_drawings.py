@@ -12,9 +12,8 @@ from support.pages import comparison, hostile_comparison, page_of, write_documen
 from btrfs_ublk.bench.page.build import render
 from btrfs_ublk.bench.page.measures import (
     duration,
-    measure_named,
     quantity,
-    split_jobs,
+    told_measure,
     workload_words,
 )
 
@@ -32,32 +31,26 @@ class TestWords:
         ]
 
     @pytest.mark.parametrize(
-        ("key", "value", "text", "more"),
+        ("key", "unit", "title", "text"),
         [
-            ("iops", 12345.0, "12,345 IOPS", True),
-            ("wall_s", 0.5, "500 ms", False),
-            ("seconds", 1.5, "1.50 s", False),
-            ("peak_bytes", 1 << 20, "1 MiB", False),
-            ("bytes_per_s", 1 << 30, "1 GiB/s", True),
-            ("cold_ms", 12.0, "12.0 ms", False),
-            ("ms", 0.5, "0.500 ms", False),
-            ("written_kib", 82.0, "82.0 KiB", False),
-            ("score", 3.0, "3.00", True),
+            ("iops", "IOPS", "I/O per second", "12.0 IOPS"),
+            ("cold_ms", "ms", "Cold, ms", "12.0 ms"),
+            ("ms", "ms", "ms", "12.0 ms"),
+            ("written_kib", "KiB", "Written, KiB", "12.0 KiB"),
+            ("score", "", "Score", "12.0"),
         ],
     )
-    def test_units_follow_names(
-        self, key: str, value: float, text: str, more: bool
+    def test_titles_follow_names(
+        self, key: str, unit: str, title: str, text: str
     ) -> None:
-        measure = measure_named(key)
-        assert (measure.text(value), measure.more_is_better) == (text, more)
+        measure = told_measure({"name": key, "unit": unit, "better": "less"})
+        assert (measure.title, measure.text(12)) == (title, text)
 
     def test_workloads(self) -> None:
         assert workload_words("randread-uring-d64-j2") == (
             "4 KiB random reads, 64 in flight (io_uring), 2 jobs"
         )
         assert workload_words("K=10 L=100") == "K=10 L=100"
-        assert split_jobs("randread-psync-j12") == ("randread-psync", 12)
-        assert split_jobs("randread-psync") == ("randread-psync", 1)
 
 
 class TestPlots:

@@ -88,31 +88,10 @@ class TestInputs:
             ),
             (lambda lines: [*lines[:3], "[1]", *lines[3:]], "line 4 is no run"),
             (lambda lines: [*lines, '{"kind": "suite"}'], "line 20 is no run"),
-            (lambda lines: [*lines, lines[0]], "line 20 is of the kind matrix"),
             (
                 lambda lines: [lines[0].replace('"version": 1', '"version": 9')]
                 + lines[1:],
                 "line 1 is of version 9, not 1",
-            ),
-            (
-                lambda lines: [lines[0].replace("quick", "slow"), *lines[1:]],
-                "line 1 is of a matrix that there is not: 'slow'",
-            ),
-            (
-                lambda lines: [lines[0].replace("quick", "full"), *lines[1:]],
-                "line 1 is of another matrix that was called full",
-            ),
-            (
-                lambda lines: [lines[0].replace("fuse", "ublk"), *lines[1:]],
-                "line 1 is of another matrix",
-            ),
-            (
-                lambda lines: (
-                    [*lines[:5], lines[5].replace("e-0", "e-1"), lines[6]]
-                    if "e-0" in lines[5]
-                    else [*lines[:5], re.sub(r'"block": 1', '"block": 2', lines[5])]
-                ),
-                "line 6 is not a run of this matrix",
             ),
             (
                 lambda lines: [lines[0], lines[1].replace("6.99", '6.9"'), *lines[2:]],

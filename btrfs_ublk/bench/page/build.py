@@ -16,8 +16,7 @@ from markupsafe import Markup
 import btrfs_ublk
 from btrfs_ublk.bench.config import configuration_of
 from btrfs_ublk.bench.environment import QUIET_CORES
-from btrfs_ublk.bench.page import matrices
-from btrfs_ublk.bench.page.comparisons import Block, Finding, comparison_blocks
+from btrfs_ublk.bench.page.comparisons import Block, comparison_blocks
 from btrfs_ublk.bench.page.inputs import (
     BUSY_LOAD,
     Data,
@@ -27,6 +26,7 @@ from btrfs_ublk.bench.page.inputs import (
     machine_key,
     naming,
 )
+from btrfs_ublk.bench.page.matrices import matrix_blocks
 from btrfs_ublk.bench.page.plots import Plot
 from btrfs_ublk.bench.page.story import stories
 from btrfs_ublk.bench.stats import grouped
@@ -34,10 +34,6 @@ from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.new_file import write_new
 from btrfs_ublk.units import format_size
 
-#: The most findings in the summary, and of any one file in it.
-_MOST_FINDINGS, _MOST_OF_ONE = 6, 2
-#: A finding with a weight below minus this comes after all others.
-_MINOR = 50.0
 #: Keys of a matrix' first line that are not options.
 _NOT_ASKED = ("kind", "version", "fingerprint", "configurations")
 
@@ -54,7 +50,6 @@ class Chapter:
     #: The program that made the file, and its parameters.
     made_by: tuple[str, str]
     blocks: Sequence[Block]
-    findings: Sequence[Finding]
     stories: Sequence[tuple[int, Plot]]
 
 
@@ -70,9 +65,8 @@ class Section(NamedTuple):
 @dataclass(frozen=True)
 class Page:
     sections: Sequence[Section]
-    #: The plots and findings of the summary, each with its chapter.
+    #: The plots of the summary, each with its chapter.
     stories: Sequence[tuple[Plot, Chapter]]
-    findings: Sequence[tuple[Finding, Chapter]]
 
     @property
     def chapters(self) -> list[Chapter]:
@@ -123,7 +117,7 @@ def build(inputs: Sequence[Data]) -> Page:
     for chapter in every:
         for place, plot in chapter.stories:
             told.setdefault(place, (plot, chapter))
-    return Page(sections, [told[place] for place in sorted(told)], _chosen(every))
+    return Page(sections, [told[place] for place in sorted(told)])
 
 
 def _key(data: Data) -> object:
@@ -143,7 +137,7 @@ def _chapter(data: Data, taken: set[str]) -> Chapter:
     anchor = next(each for each in chain([word], others) if each not in taken)
     taken.add(anchor)
     with naming(data.name):
-        title, compared, blocks, findings = _content(data)
+        title, compared, blocks = _content(data)
         numbers = count(1)
         shown = [
             replace(
@@ -152,10 +146,9 @@ def _chapter(data: Data, taken: set[str]) -> Chapter:
             for block in blocks
         ]
         told = [(n, _drawn(x, f"summary-{anchor}", n)) for n, x in stories(data)]
-        ordered = sorted(findings, key=lambda each: -each.weight)[:_MOST_OF_ONE]
         return Chapter(
             *(data, anchor, title, compared, labels_of(data), _made_by(data)),
-            *(shown, ordered, told),
+            *(shown, told),
         )
 
 
@@ -165,13 +158,13 @@ def _drawn(plot: Plot, anchor: str, number: int) -> Plot:
     return made
 
 
-def _content(data: Data) -> tuple[str, str, list[Block], list[Finding]]:
-    """Return the title, what was compared, blocks, and findings."""
+def _content(data: Data) -> tuple[str, str, list[Block]]:
+    """Return the title, what was compared, and blocks."""
     if isinstance(data, MatrixData):
         title = f"Matrix {data.header['matrix']}" if data.header else "Runs"
         count = len({configuration_of(row) for row in data.rows})
         told = f"{count} configurations, {len(data.rows)} runs"
-        return title, told, *matrices.matrix_blocks(data)
+        return title, told, matrix_blocks(data)
     if data.benchmark == "compare":
         parameters = data.document["parameters"]
         peers, workloads = (
@@ -186,38 +179,10 @@ def _content(data: Data) -> tuple[str, str, list[Block], list[Finding]]:
         told += f"; scaled down to {scale:g} of what was published" * (scale != 1)
         suite = parameters.get("suite")
         title = f"Suite {suite}" if suite else "Comparison"
-        return title, told, *comparison_blocks(data)
+        return title, told, comparison_blocks(data)
     title = data.benchmark.replace("_", " ").capitalize()
     told = f"{data.name}, {len(data.document['results'])} results"
-    return title, told, [Block("", tables=data.tables)], []
-
-
-def _chosen(chapters: Sequence[Chapter]) -> list[tuple[Finding, Chapter]]:
-    """Choose findings: of each kind (see _order) the first of each file, then the
-    others while there is room. A highlight of several files is that of the first.
-    """
-    ranked = [
-        (_order(finding, chapter), rank, number, finding)
-        for number, chapter in enumerate(chapters)
-        for rank, finding in enumerate(chapter.findings)
-    ]
-    chosen: dict[object, tuple[int, int, int, Finding]] = {}
-    for each in sorted(ranked, key=lambda each: each[:3]):
-        order, rank, number, finding = each
-        about = finding.headline if order == 1 else (rank, number)
-        if len(chosen) < _MOST_FINDINGS:
-            chosen.setdefault(about, each)
-    told = sorted(chosen.values(), key=lambda each: (each[0], each[2], each[1]))
-    return [(each[3], chapters[each[2]]) for each in told]
-
-
-def _order(found: Finding, chapter: Chapter) -> int:
-    """Order findings: comparisons with others come before figures of ours alone;
-    findings from busy or emulated machines, and those not about us, come last.
-    """
-    if {"busy", "emulated", "icount"} & set(chapter.labels):
-        return 3
-    return 2 if found.weight < -_MINOR else int(found.weight < 0)
+    return title, told, [Block("", tables=data.tables)]
 
 
 def render(page: Page, *, command: str) -> str:

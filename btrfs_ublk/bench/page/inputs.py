@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 from btrfs_ublk.base.log import log
 from btrfs_ublk.bench.environment import QUIET_CORES
 from btrfs_ublk.bench.report import Document, Table, tables_of
-from btrfs_ublk.bench.results import check_results
 from btrfs_ublk.bench.stats import grouped
 from btrfs_ublk.bench.summarize import parse_rows
 from btrfs_ublk.errors import UsageError
@@ -171,7 +170,6 @@ def _check_environment(record: object) -> None:
 
 def _matrices(path: Path, name: str, text: str) -> Iterator[MatrixData]:
     parsed = parse_rows(text)
-    header = check_results(text, str(path))
     if parsed.torn:
         lines = len(text.split("\n"))
         log.warning("%s, line %d has no end; it is left out", path, lines)
@@ -180,7 +178,7 @@ def _matrices(path: Path, name: str, text: str) -> Iterator[MatrixData]:
         record = cleaned(parsed.environments.get(environment))
         if record is not None:
             _check_environment(record)
-        yield MatrixData(name, cleaned(header), record, cleaned(rows))
+        yield MatrixData(name, cleaned(parsed.header), record, cleaned(rows))
 
 
 def cleaned(value: Any) -> Any:

@@ -1,18 +1,17 @@
-"""Measures: what is measured, its unit, and whether more is better."""
+"""Measures: what is measured, its unit, and whether more is better; and how figures are
+written.
+"""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from btrfs_ublk.bench.fio import parse_workload
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import format_size
-
-Result = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -22,23 +21,22 @@ class Measure:
     key: str
     title: str
     unit: str
-    more_is_better: bool
+    more_is_better: bool = False
     #: The noun in "1.3 times the ...".
-    noun: str
-
-    @property
-    def is_rate_or_time(self) -> bool:
-        return self.unit in (*_TIMES, "IOPS") or self.unit.endswith("/s")
+    noun: str = ""
 
     def text(self, value: float) -> str:
         """Format a value with its unit: "12,300 IOPS", "1.24 s", "4.1 MiB"."""
         if value != value:
             return "–"
-        if self.unit in ("B", "B/s"):
-            return format_size(round(value)) + self.unit[1:]
+        if self.unit == "B":
+            return format_size(round(value))
         if self.unit == "s":
             return duration(value)
         return f"{quantity(value)} {self.unit}".rstrip()
+
+
+IOPS = Measure("iops", "I/O per second", "IOPS", True, "I/O per second")
 
 
 def quantity(value: float) -> str:
@@ -65,50 +63,15 @@ def ratio_text(value: float) -> str:
     return f"{value:,.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
-_TIMES = ("s", "ms", "µs")
-#: Units by the last word of a name.
-_UNITS = {
-    **{"s": "s", "seconds": "s", "ms": "ms", "us": "µs"},
-    **{"bytes": "B", "kib": "KiB", "mib": "MiB"},
-}
-_KNOWN = {
-    "iops": Measure("iops", "I/O per second", "IOPS", True, "I/O per second"),
-    "total_iops": Measure("total_iops", "Reads per second", "IOPS", True, "reads"),
-    "bytes_per_s": Measure("bytes_per_s", "Throughput", "B/s", True, "throughput"),
-}
-
-
-def measure_named(key: str) -> Measure:
-    """Find a measure by its key; unknown ones are derived from the key's last word."""
-    if key in _KNOWN:
-        return _KNOWN[key]
-    *words, last = key.replace("wall_s", "seconds").split("_")
-    name = " ".join(words)
-    if words[-1:] == ["per"] and last == "s":
-        name = " ".join(words[:-1])
-        return Measure(key, f"{name}, per second".capitalize(), "/s", True, name)
-    unit = _UNITS.get(last.lower(), "")
-    if not unit:
-        name = f"{name} {last}".strip()
-        return Measure(key, name[:1].upper() + name[1:], "", True, name)
-    shown = {"B": "bytes", "s": "seconds"}.get(unit, unit)
-    title = f"{name}, {shown}" if name else shown
-    noun = f"{name} time".strip() if unit in _TIMES else name or "size"
-    return Measure(key, title[:1].upper() + title[1:], unit, False, noun)
-
-
 def told_measure(told: Mapping[str, Any]) -> Measure:
-    """Make a measure from a document's name, unit and better."""
-    found = measure_named(str(told["name"]))
-    more = told.get("better", "less") == "more"
-    return replace(found, unit=str(told.get("unit", found.unit)), more_is_better=more)
-
-
-def main_measure(results: Sequence[Result]) -> list[Measure]:
-    """Return the first known measure that all results have."""
-    known = ("iops", "wall_s", "seconds", "bytes_per_s", "bytes", "mib")
-    found = (key for key in known if all(is_number(x.get(key)) for x in results))
-    return [measure_named(key) for key in found][:1]
+    """Make a measure from a document's name ("cold_ms"), unit and better."""
+    key, unit = str(told["name"]), str(told.get("unit", ""))
+    if key == IOPS.key:
+        return IOPS
+    words = key.split("_")
+    name = " ".join(words[:-1] if words[-1] == unit.lower() else words)
+    title = ", ".join(filter(None, (name[:1].upper() + name[1:], unit)))
+    return Measure(key, title, unit, told.get("better") == "more", name or unit)
 
 
 def is_number(value: object) -> bool:
@@ -131,9 +94,3 @@ def workload_words(name: str) -> str:
     jobs = f", {workload.jobs} jobs" if workload.jobs > 1 else ""
     size = format_size(workload.block_bytes)
     return f"{size} {pattern}, {flight} ({workload.engine}){jobs}"
-
-
-def split_jobs(name: str) -> tuple[str, int]:
-    """Split "randread-psync-j2" into "randread-psync" and 2; without -j, 1 job."""
-    match = re.fullmatch(r"(.+?)-j([0-9]+)(-.+)?", name)
-    return (match[1] + (match[3] or ""), int(match[2])) if match else (name, 1)

@@ -9,13 +9,11 @@ import math
 import re
 import textwrap
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import matplotlib
@@ -25,17 +23,14 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 
-from btrfs_ublk.bench.stats import grouped
-
 _STYLE = Path(__file__).with_name("plots.mplstyle")
 _CSS = Path(__file__).with_name("page.css").read_text("utf-8")
 #: Colours by role, in the light theme, which comes first in the style sheet.
 _LIGHT = dict(re.findall(r"--(\w+):(#\w{6})", _CSS.partition("@media")[0]))
 _ROLES = {light: role for role, light in _LIGHT.items()}
-_SERIES, _MARKERS = 6, "os^DvPX*"
 #: The width of a drawing in CSS pixels, as all lengths here.
 WIDTH = 360
-_ROW, _SIDE, _BODY = 37, 20, 210
+_ROW, _SIDE = 37, 20
 #: Parts that are removed from SVG: dates, unused identifiers, fonts.
 _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 _NEEDLESS = r' font-family: [^;"]*;?| transform="rotate\(-0 [^"]*"|(?<=<g) id="[^"]*"'
@@ -62,33 +57,19 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Series:
-    """Points of one kind. With ``joined``, a line connects the medians."""
+class Plot:
+    """Rows over one axis: from zero, or, with ``ratios``, logarithmic around 1.
 
-    name: str
-    points: Sequence[tuple[float, float]]
-    joined: bool = False
-
-
-@dataclass(frozen=True)
-class Plot(ABC):
-    """``name`` is unique on a page, and the stem of the files. ``axis`` labels the
-    values; a ``unit`` of "B" or "s" is scaled to MiB or ms as needed.
+    ``name`` is unique on a page, and the stem of the files. ``axis`` labels the values;
+    a ``unit`` of "B" or "s" is scaled to MiB or ms as needed.
     """
 
     title: str
     axis: str
     unit: str = ""
     name: str = ""
-
-    @property
-    @abstractmethod
-    def description(self) -> str:
-        """Describe the plot for readers who cannot see it."""
-
-    @abstractmethod
-    def figure(self) -> Figure:
-        """Draw it with matplotlib."""
+    lines: Sequence[Line] = ()
+    ratios: bool = False
 
     def _saved(self, form: str, **options: Any) -> bytes:
         salt: Any = {"svg.hashsalt": self.name}  # equal names in every run
@@ -122,14 +103,6 @@ class Plot(ABC):
     def png(self) -> bytes:
         return self._saved("png", dpi=200, metadata={"Software": None})
 
-
-@dataclass(frozen=True)
-class Rows(Plot):
-    """Rows over one axis: from zero, or logarithmic around 1."""
-
-    lines: Sequence[Line] = ()
-    ratios: bool = False
-
     @property
     def description(self) -> str:
         told = [
@@ -145,15 +118,13 @@ class Rows(Plot):
         factor, unit = _scale(self.unit, max(extremes, default=1.0))
         axis = f"{self.axis}, {unit}" if unit else self.axis
         published = any(line.published for line in self.lines)
-        figure, axes = _sheet(
-            self.title, axis, _ROW * len(self.lines), (_SIDE, _SIDE), published
-        )
+        figure, axes = _sheet(self.title, axis, _ROW * len(self.lines), published)
         axes.set_ylim(len(self.lines), 0)
         axes.yaxis.set_major_locator(NullLocator())
         if self.ratios:
-            _logarithmic(axes, "x", [1 / 1.1, 1.1, *extremes])
+            _logarithmic(axes, [1 / 1.1, 1.1, *extremes])
         else:
-            _from_zero(axes, "x", max(extremes, default=1.0) / factor)
+            _from_zero(axes, max(extremes, default=1.0) / factor)
         low, high = axes.get_xlim()
         ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
         for place, line in enumerate(self.lines):
@@ -164,7 +135,8 @@ class Rows(Plot):
                 axes.vlines([1], *span, color=_LIGHT["text"], lw=1.4, zorder=0.6)
             _draw_line(axes, line, place, factor)
         if published:
-            _legend(figure, [_diamond(axes, [], [])], ["published, on other hardware"])
+            mark = _diamond(axes, [], [])
+            figure.legend([mark], ["published, on other hardware"], loc="lower left")
         return figure
 
 
@@ -200,103 +172,24 @@ def _diamond(axes: Axes, xs: Sequence[float], ys: Sequence[float]) -> Any:
     return axes.plot(xs, ys, **look)[0]
 
 
-@dataclass(frozen=True)
-class Scatter(Plot):
-    """Points over two axes from zero. y is logarithmic on request, and x if it has few
-    values, ``x_ticks``.
-    """
-
-    x_axis: str = ""
-    series: Sequence[Series] = ()
-    x_ticks: Sequence[float] = ()
-    y_logarithmic: bool = False
-
-    @property
-    def description(self) -> str:
-        told = []
-        for each in self.series:
-            xs, ys = zip(*each.points)
-            told.append(
-                f"{each.name}: {len(ys)} points, x {min(xs):.3g} to {max(xs):.3g}, "
-                f"y {min(ys):,.3g} to {max(ys):,.3g}"
-            )
-        return f"{self.axis} over {self.x_axis}. {'; '.join(told)}."
-
-    def figure(self) -> Figure:
-        xs, ys = zip(*(point for each in self.series for point in each.points))
-        factor, unit = _scale("" if self.y_logarithmic else self.unit, max(ys))
-        names = [each.name for each in self.series]
-        columns = 1 if max(map(len, names)) > 26 else 2
-        x_axis = f"{self.x_axis} (logarithmic)" if self.x_ticks else self.x_axis
-        y_axis = ", ".join(filter(None, (self.axis, unit)))
-        y_axis += " (logarithmic)" if self.y_logarithmic else ""
-        rows = math.ceil(len(names) / columns)
-        figure, axes = _sheet(self.title, x_axis, _BODY, (46, 14), rows, y_axis)
-        axes.grid()
-        axes.tick_params(axis="y", length=0)
-        if self.x_ticks:
-            _logarithmic(axes, "x", self.x_ticks, self.x_ticks)
-        else:
-            _from_zero(axes, "x", max(xs))
-        if self.y_logarithmic:
-            _logarithmic(axes, "y", ys)
-        else:
-            _from_zero(axes, "y", max(ys) / factor)
-        drawn = []
-        for number, each in enumerate(self.series):
-            color = _LIGHT[f"s{number % _SERIES}"]
-            marker = _MARKERS[(number + number // _SERIES) % len(_MARKERS)]
-            # Shifted beside other series if x has few values.
-            aside = 1.1 ** ((number + 0.5) / len(names) - 0.5) if self.x_ticks else 1.0
-            if each.joined:
-                by_x = sorted(grouped(each.points, lambda point: point[0]).items())
-                middles = [median(y for _, y in its) / factor for _, its in by_x]
-                places = [x * aside for x, _ in by_x]
-                axes.plot(places, middles, color, lw=1.2, alpha=0.75)
-            drawn += axes.plot(
-                [x * aside for x, _ in each.points],
-                [y / factor for _, y in each.points],
-                **_points(color, marker, alpha=0.75),
-            )
-        _legend(figure, drawn, names, columns)
-        return figure
-
-
-def _sheet(
-    title: str,
-    axis: str,
-    height: float,
-    sides: tuple[float, float],
-    legend: int,
-    above: str = "",
-) -> tuple[Figure, Axes]:
+def _sheet(title: str, axis: str, height: float, legend: bool) -> tuple[Figure, Axes]:
     """Make a figure of the necessary height, with axes of a given height."""
     titles = textwrap.wrap(title, 46, break_on_hyphens=False)
     label = textwrap.fill(axis, 54)
-    top = 8 + 16 * (len(titles) + bool(above))
-    bottom = 36 + 13 * label.count("\n") + 14 * legend + 8 * bool(legend)
+    top = 8 + 16 * len(titles)
+    bottom = 36 + 13 * label.count("\n") + 22 * legend
     total = top + height + bottom
     figure = Figure(figsize=(WIDTH / 72, total / 72), dpi=72)
-    place: Any = {"x": 4 / WIDTH, "va": "center_baseline"}
     for number, line in enumerate(titles):
-        y = 1 - (9 + 16 * number) / total
-        text = figure.text(y=y, s=line, weight="bold", size=12, **place)
+        place: Any = {"x": 4 / WIDTH, "y": 1 - (9 + 16 * number) / total}
+        text = figure.text(
+            s=line, weight="bold", size=12, va="center_baseline", **place
+        )
         _fit(text, WIDTH - 8)
-    y = 1 - (8 + 16 * len(titles)) / total
-    figure.text(y=y, s=above, color=_LIGHT["muted"], size=10, **place)
-    left, right = sides
-    width = (WIDTH - left - right) / WIDTH
-    axes = figure.add_axes((left / WIDTH, bottom / total, width, height / total))
+    width = (WIDTH - 2 * _SIDE) / WIDTH
+    axes = figure.add_axes((_SIDE / WIDTH, bottom / total, width, height / total))
     axes.set_xlabel(label, labelpad=3)
     return figure, axes
-
-
-def _legend(
-    figure: Figure, drawn: Sequence[Any], names: Sequence[str], columns: int = 1
-) -> None:
-    made = figure.legend(drawn, names, loc="lower left", ncols=columns)
-    for text in made.get_texts():
-        _fit(text, WIDTH / columns - 30)
 
 
 def _fit(text: Text, room: float) -> None:
@@ -307,37 +200,29 @@ def _fit(text: Text, room: float) -> None:
 
 def _scale(unit: str, most: float) -> tuple[float, str]:
     """Return the divisor of values, and their unit then."""
-    if unit in ("B", "B/s"):
+    if unit == "B":
         power = max(0, min(6, int(math.log(most, 1024)))) if most >= 1 else 0
-        name = ["B", *(f"{letter}iB" for letter in "KMGTPE")][power]
-        return 1024.0**power, name + unit[1:]
+        return 1024.0**power, ["B", *(f"{letter}iB" for letter in "KMGTPE")][power]
     if unit == "s":
         whole = [each for each in ((1.0, "s"), (1e-3, "ms")) if most >= each[0]]
         return [*whole, (1e-6, "µs")][0]
     return 1.0, ""
 
 
-def _from_zero(axes: Axes, which: str, most: float) -> None:
-    axis = getattr(axes, f"{which}axis")
-    axes.set(**{f"{which}lim": (0, most * 1.06 or 1)})
-    axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-    axis.set_major_formatter(EngFormatter(sep="") if most >= 1e3 else "{x:g}")
+def _from_zero(axes: Axes, most: float) -> None:
+    axes.set_xlim(0, most * 1.06 or 1)
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_formatter(EngFormatter(sep="") if most >= 1e3 else "{x:g}")
 
 
-def _logarithmic(
-    axes: Axes, which: str, values: Sequence[float], ticks: Sequence[float] = ()
-) -> None:
-    """Scale an axis logarithmically around positive values, with few round ticks."""
+def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
+    """Scale the axis logarithmically around positive values, with few round ticks."""
     positive = [value for value in values if value > 0] or [1.0]
     low, high = min(positive) / 1.1, max(positive) * 1.1
-    axes.set(**{f"{which}scale": "log", f"{which}lim": (low, high)})
+    axes.set(xscale="log", xlim=(low, high))
     locator: Any = LogLocator(subs=(1, 2, 5) if high / low < 80 else (1,), numticks=6)
     if high / low < 5:
         locator = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10])
-    ticks = ticks or [x for x in locator.tick_values(low, high) if low <= x <= high]
-    form: Callable[[float], str] = (
-        "{:g}".format if which == "x" else EngFormatter(sep="")
-    )
-    axis = getattr(axes, f"{which}axis")
-    axis.set_minor_locator(NullLocator())
-    axis.set_ticks(ticks, labels=[form(tick) for tick in ticks])
+    ticks = [x for x in locator.tick_values(low, high) if low <= x <= high]
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(ticks, labels=[f"{tick:g}" for tick in ticks])

@@ -18,10 +18,12 @@ from btrfs_ublk.bench.page.comparisons import (
     values_plot,
 )
 from btrfs_ublk.bench.page.inputs import Data, DocumentData, labels_of
-from btrfs_ublk.bench.page.measures import measure_named, ratio_text
-from btrfs_ublk.bench.page.plots import Line, Plot, Rows
+from btrfs_ublk.bench.page.measures import Measure, ratio_text
+from btrfs_ublk.bench.page.plots import Line, Plot
 from btrfs_ublk.bench.stats import grouped
 from btrfs_ublk.units import MIB, format_size
+
+_SECONDS, _BYTES = Measure("seconds", "Seconds", "s"), Measure("bytes", "Bytes", "B")
 
 
 def stories(data: Data) -> Iterator[tuple[int, Plot]]:
@@ -49,13 +51,11 @@ def _cold_reads(data: DocumentData) -> Iterator[Plot]:
         for subject, turns in grouped(its, lambda x: str(x["subject"])).items():
             if subject in _COLD:
                 values = [float(each["p50_us"]) * 1e-6 for each in turns]
-                name, seconds = f"{subject}, {format_size(unit)}", measure_named(
-                    "seconds"
-                )
-                lines.append(measured_line(name, values, seconds, subject != GET))
+                name = f"{subject}, {format_size(unit)}"
+                lines.append(measured_line(name, values, _SECONDS, subject != GET))
     if lines:
         title = "Cold 4 KiB reads, by size of unit"
-        yield Rows(title, "Median time (less is better)", "s", lines=lines)
+        yield Plot(title, "Median time (less is better)", "s", lines=lines)
 
 
 _COLD = (GET, OURS, DEFAULT)
@@ -76,19 +76,18 @@ def _first_write(data: DocumentData) -> Iterator[Plot]:
         if lines:
             title = "Written for the first 4 KiB in a large file"
             axis = "Times what a clone writes (left is better)"
-            yield Rows(title, axis, lines=lines, ratios=True)
+            yield Plot(title, axis, lines=lines, ratios=True)
 
 
 def _memory(data: DocumentData) -> Iterator[Plot]:
-    measure = measure_named("bytes")
     lines = [
-        measured_line(stage, [float(x["resident"]) for x in its], measure, True)
+        measured_line(stage, [float(x["resident"]) for x in its], _BYTES, True)
         for stage, its in grouped(data.document["results"], _stage).items()
         if all("resident" in each for each in its)
     ]
     if max((line.middle for line in lines), default=0) >= MIB:
         axis = "Resident, all of it locked (less is better)"
-        yield Rows("Memory of one block server, after", axis, "B", lines=lines)
+        yield Plot("Memory of one block server, after", axis, "B", lines=lines)
 
 
 def _stage(result: dict[str, object]) -> str:
