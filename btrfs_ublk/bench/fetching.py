@@ -1,25 +1,20 @@
 """How data arrive that are read for the first time, over HTTP on loopback: beside bare
-requests, beside peers, far away, and with a cache whose disk is bad. And what reading
-costs that the cache has, in time and in memory.
+requests, beside peers, and far away.
 
 ``python -m btrfs_ublk.bench.fetching --help``
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
-import json
-import mmap
 import os
 import random
 import resource
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -30,7 +25,6 @@ from btrfs_ublk.base.capabilities import LOOP, ROOT, Fio, Program, require
 from btrfs_ublk.base.entry import CountType, PathType, run_command
 from btrfs_ublk.base.process import Argument
 from btrfs_ublk.base.process import run as run_program
-from btrfs_ublk.base.process import spawn
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.bed import (
     CURL,
@@ -43,42 +37,23 @@ from btrfs_ublk.bench.bed import (
     bed,
 )
 from btrfs_ublk.bench.fio import parse_output, random_reads
-from btrfs_ublk.bench.link import far_link
 from btrfs_ublk.bench.origin import NGINX
 from btrfs_ublk.bench.report import Document, Result, Table
 from btrfs_ublk.bench.stats import grouped
 from btrfs_ublk.bench.study import LOAD, TURNS, Column, Run, ratio, study, table
 from btrfs_ublk.content.digests import DEFAULT_UNIT_BYTES
-from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.kernel.page_cache import resident_bytes
 from btrfs_ublk.server import FrontEndName
 from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB, format_size
 
-TC, CC = Program("tc", package="iproute2"), Program("cc", package="gcc")
-_START = Path(__file__).with_name("start.json")
-_FAILING = Path(__file__).parents[2] / "csrc/tests/fail-writes.c"
+TC = Program("tc", package="iproute2")
 #: What each kind of measurement shows: its title, columns, measure, and note.
 KINDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-_READS, _CACHED_READ_COUNT = 400, 3000
-#: Whether what a server has read of its cache stays in the page cache.
-_HOW = {"kept": "", "dropped": "dropped", "chosen": "chosen"}
-#: How many devices read it, whether in order, and what one before them has read.
-_CACHED = {
-    "cached": (1, True, False),
-    "cached-again": (1, True, True),
-    "cached-random": (1, False, False),
-    "cached-shared": (4, False, False),
-}
+_READS = 400
 _SMALL = 4 * KIB
 _UNITS = (_SMALL, 16 * KIB, 64 * KIB, DEFAULT_UNIT_BYTES)
 GET, FRONT_END, OURS = "bare GET", "front end alone", "ours"
-DEFAULT, ONE_EACH = "ours, as by default", "ours, a request per unit"
-IN_SERVER = ", asked by the server"
+DEFAULT = "ours, as by default"
 DIRECT = ", past the page cache"
-#: Of a server, in its environment: the most bytes of a request, who asks servers, and
-#: how what the cache has is read.
-_RUN_BYTES, _FETCH = "BTRFS_UBLK_RUN_BYTES", "BTRFS_UBLK_FETCH"
-_CACHED_READS = "BTRFS_UBLK_CACHED_READS"
 
 Open = Callable[[Bed], AbstractContextManager[Opened]]
 Work = Callable[[Bed], Result]
@@ -102,22 +77,17 @@ def _first_reads(size_bytes: int, unit_bytes: int, seed: int) -> list[int]:
     return [x * unit_bytes + chances.randrange(inside) * BLOCK_BYTES for x in chosen]
 
 
-def _fio(place: Bed, path: Path, offsets: Sequence[int], name: str) -> list[Argument]:
-    """Return the argv of an fio that reads 4 KiB at each offset, one after the other,
-    past the page cache; its results are in ``{name}.json``.
-    """
+def _read_at(place: Bed, path: Path, offsets: Sequence[int]) -> Result:
+    """Have fio read 4 KiB at each offset, one after the other, past the page cache."""
     lines = [f"{path} read {offset} {BLOCK_BYTES}" for offset in offsets]
     ends = [f"{path} {action}" for action in ("add", "open", "close")]
-    log = place.root / name
+    log, output = place.root / "reads", place.root / "reads.json"
     log.write_text("\n".join(["fio version 2 iolog", *ends[:2], *lines, ends[2], ""]))
     words: list[Argument] = ["fio", "--name=reads", "--ioengine=psync", "--direct=1"]
     words += ["--thread", f"--read_iolog={log}", "--replay_no_stall=1"]
-    return [*words, "--output-format=json+", f"--output={log}.json"]
-
-
-def _read_at(place: Bed, path: Path, offsets: Sequence[int]) -> Result:
-    run_program(_fio(place, path, offsets, "reads"), timeout_s=TIMEOUT_S)
-    outcome = parse_output((place.root / "reads.json").read_text())
+    words += ["--output-format=json+", f"--output={output}"]
+    run_program(words, timeout_s=TIMEOUT_S)
+    outcome = parse_output(output.read_text())
     return {"p50_us": outcome.latency_us["p50"], "iops": outcome.total_iops}
 
 
@@ -190,52 +160,6 @@ def _read_all(place: Bed, device: Opened, direct: bool = False) -> Result:
     return _timed(place, lambda: run_program(argv, timeout_s=TIMEOUT_S), device)
 
 
-def _at_the_same_time(programs: Sequence[Sequence[Argument]]) -> None:
-    with ExitStack() as stack:
-        for child in [stack.enter_context(spawn(argv)) for argv in programs]:
-            if child.wait(TIMEOUT_S) != 0:
-                raise BtrfsUblkError(child.failure("failed"))
-
-
-def _cached(how: str, devices: int, in_order: bool, again: bool, place: Bed) -> Result:
-    """Have devices that share a full cache read at the same time: all in order, or the
-    same blocks, each in an order of its own; ``again`` after a device that has read
-    all and is gone. ``memory_bytes`` is what the page cache
-    has of the cache's file then, and ``refetched`` counts units that were fetched anew.
-    """
-    chances = random.Random(time.monotonic_ns())
-    blocks = chances.sample(range(place.size_bytes // BLOCK_BYTES), _CACHED_READ_COUNT)
-
-    def program(index: int, path: Path) -> Sequence[Argument]:
-        if in_order:
-            return _dd(place, path)
-        mine = chances.sample(blocks, len(blocks))
-        offsets = [block * BLOCK_BYTES for block in mine]
-        return _fio(place, path, offsets, f"reads-{index}")
-
-    def fetched() -> int:
-        found = [each.server.stats() for each in opened if each.server]
-        return sum(each.lazy[0].fetcher.units_fetched for each in found)
-
-    with ExitStack() as stack:
-        cache = stack.enter_context(place.new_cache())
-        with place.ours(cache=cache) as device:
-            assert device.server is not None
-            device.server.map().drain()
-        _drop_caches()
-        ours = partial(_with, _CACHED_READS, how, lambda _: place.ours(cache=cache))
-        if again:
-            with ours(place) as device:
-                _read_all(place, device)
-        opened = [stack.enter_context(ours(place)) for _ in range(devices)]
-        programs = [program(*each) for each in enumerate(x.path for x in opened)]
-        pids = [pid for each in opened for pid in each.pids]
-        servers = Opened(opened[0].path, pids)
-        result = _timed(place, lambda: _at_the_same_time(programs), servers)
-        (data,) = cache.glob("*.data")
-        return result | {"memory_bytes": resident_bytes(data), "refetched": fetched()}
-
-
 def _sequential(opened: Open, place: Bed, *, direct: bool = False) -> Result:
     with opened(place) as device:
         return _read_all(place, device, direct)
@@ -252,103 +176,6 @@ def _keep(place: Bed) -> Result:
         return _curl(f"| tee {path} | openssl dgst -sha256", place)
     finally:
         path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _with(name: str, value: str, opened: Open, place: Bed) -> Iterator[Opened]:
-    """Have a server find this in its environment."""
-    os.environ[name] = value
-    try:
-        with opened(place) as device:
-            yield device
-    finally:
-        os.environ.pop(name, None)
-
-
-_one_each = partial(_with, _RUN_BYTES, "1")
-_in_server = partial(_with, _FETCH, "in-process")
-
-
-def _start(opened: Open, place: Bed) -> Result:
-    """Read what a root file system's start reads first: 4 KiB at a time by read(2) and
-    through mmap(2) by turns, with the kernel's usual read-ahead.
-    """
-    runs = json.loads(_START.read_text())["runs"]
-    blocks = place.size_bytes // BLOCK_BYTES
-
-    def read(path: Path) -> None:
-        with path.open("rb", buffering=0) as file:
-            with mmap.mmap(file.fileno(), place.size_bytes, prot=mmap.PROT_READ) as at:
-                for index, (first, count) in enumerate(runs):
-                    for block in range(first, first + count):
-                        offset = block % blocks * BLOCK_BYTES
-                        if index % 2:
-                            assert at[offset] is not None
-                        else:
-                            os.pread(file.fileno(), BLOCK_BYTES, offset)
-
-    with opened(place) as device:
-        return _timed(place, lambda: read(device.path), device)
-
-
-@contextmanager
-def _failing(place: Bed, cache: Path, **how: str) -> Iterator[None]:
-    """Let writes and syncs of the cache's files fail, by a preloaded library."""
-    require(CC)
-    library = place.root / "fail-writes.so"
-    words = ["cc", "-shared", "-fPIC", "-D_GNU_SOURCE", "-ldl"]
-    run_program([*words, "-o", library, _FAILING], timeout_s=TIMEOUT_S)
-    given = {"LD_PRELOAD": str(library), "FAIL_UNDER": str(cache)} | how
-    os.environ.update(given)
-    try:
-        yield
-    finally:
-        for name in given:
-            del os.environ[name]
-
-
-@contextmanager
-def _locked(cache: Path) -> Iterator[None]:
-    with (cache / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _bad(how: str, place: Bed) -> Result:
-    """Read all with a cache that is so; errors are those that readers met."""
-    with ExitStack() as stack:
-        cache = None
-        with ExitStack() as started:
-            if how != _NO_CACHE:
-                cache = stack.enter_context(place.new_cache())
-            if cache and how == _LOCKED:
-                stack.enter_context(_locked(cache))
-            elif cache and _BAD[how]:
-                started.enter_context(_failing(place, cache, **_BAD[how]))
-            device = stack.enter_context(place.ours(cache=cache))
-        result = _read_all(place, device)
-        assert device.server is not None
-        (lazy,) = device.server.stats().lazy
-        stored = lazy.fetcher.units_stored / (place.size_bytes // DEFAULT_UNIT_BYTES)
-        return result | {"errors": lazy.fetcher.read_errors, "stored": stored}
-
-
-def _always(number: int) -> dict[str, str]:
-    every = {"FAIL_FROM": "1", "FAIL_COUNT": "1000000000"}
-    return {**every, "FAIL_ERRNO": str(number)}
-
-
-_NO_CACHE, _LOCKED = "no cache", "locked by another"
-#: What is wrong with the cache's disk, as csrc/tests/fail-writes.c takes it.
-_BAD: dict[str, dict[str, str]] = {
-    _NO_CACHE: {},
-    "healthy": {},
-    "60 s per sync": {"SYNC_MS": "60000"},
-    "full": _always(errno.ENOSPC),
-    "read-only": _always(errno.EROFS),
-    "EIO": _always(errno.EIO),
-    _LOCKED: {},
-}
 
 
 def cases(name: str, runtime_s: float) -> list[Case]:
@@ -369,9 +196,6 @@ def cases(name: str, runtime_s: float) -> list[Case]:
 
     def ours(unit: int) -> Open:
         return lambda place: place.ours(unit)
-
-    def started(unit: int) -> Open:
-        return lambda place: place.with_cache(unit)
 
     def pinned(place: Bed) -> AbstractContextManager[Opened]:
         return place.with_cache(pins=True)
@@ -399,37 +223,8 @@ def cases(name: str, runtime_s: float) -> list[Case]:
             Case("curl | tee | openssl dgst", _keep),
             Case(OURS, whole(Bed.ours)),
             Case(OURS + DIRECT, partial(_sequential, Bed.ours, direct=True)),
-            Case(OURS + IN_SERVER, whole(partial(_in_server, Bed.ours))),
-            Case(ONE_EACH, whole(partial(_one_each, Bed.ours))),
             *peers(whole),
         ]
-    if name == "start":
-        return [
-            Case(subject, partial(_start, opened), unit)
-            for unit in (64 * KIB, DEFAULT_UNIT_BYTES, MIB)
-            for subject, opened in (
-                (f"units of {format_size(unit)}", started(unit)),
-                (ONE_EACH, partial(_one_each, started(unit))),
-            )
-        ]
-    if name == "process":
-        return [
-            Case(subject, cold(how(opened), unit), unit)
-            for unit, opened in (
-                (_SMALL, ours(_SMALL)),
-                (DEFAULT_UNIT_BYTES, Bed.with_cache),
-            )
-            for subject, how in (
-                (OURS, lambda x: x),
-                (OURS + IN_SERVER, lambda x: partial(_in_server, x)),
-            )
-        ]
-    if name in _CACHED:
-        return [
-            Case(x, partial(_cached, how, *_CACHED[name])) for x, how in _HOW.items()
-        ]
-    if name == "bad-cache":
-        return [Case(each, partial(_bad, each)) for each in _BAD]
     return [
         Case(f"{each} at once", partial(_at_once, each, runtime_s), _SMALL)
         for each in ((1, 64) if name == "far" else (1, 8, 64, 96))
@@ -451,14 +246,9 @@ def tables(document: Document) -> list[Table]:
         "seconds": Column("s", "seconds", 2),
         "cpu_s": Column("CPU, s", "cpu_s", 2),
         "requests": Column("requests", "requests"),
-        "errors": Column("errors", "errors"),
-        "stored": Column("stored", "stored", 2),
-        "memory": Column("memory, MiB", "memory_bytes", 1, 1 / MIB),
-        "refetched": Column("fetched again", "refetched"),
     }
     rate = f", {given['mbit']} Mbit/s" if given["mbit"] else ""
-    by = ", by a proxy" if given.get("link") == "proxy" else ""
-    distance = f"{given['round_trip_ms']} ms of round trip{rate}{by}."
+    distance = f"{given['round_trip_ms']} ms of round trip{rate}."
     names = {
         "": lambda x: str(x["subject"]),
         "unit": lambda x: format_size(x["unit"]),
@@ -483,22 +273,17 @@ def tables(document: Document) -> list[Table]:
 
 
 @contextmanager
-def _distant(place: Bed, link: str, round_trip_ms: int, mbit: int) -> Iterator[Bed]:
+def _distant(round_trip_ms: int, mbit: int) -> Iterator[None]:
     """Have the server far away: delay all of loopback, by half of the round trip each
-    way, and limit its rate; or only what passes a proxy.
+    way, and limit its rate.
     """
-    if link == "proxy":
-        port = place.origin[1]
-        with far_link(port, round_trip_ms=round_trip_ms, mbit=mbit) as origin:
-            yield replace(place, origin=origin)
-        return
     netem = ["dev", "lo", "root", "netem"]
     limits = [*netem, "limit", "100000", "delay", f"{round_trip_ms / 2:g}ms"]
     limits += ["rate", f"{mbit}mbit"] if mbit else []
     require(TC)
     run_program(["tc", "qdisc", "add", *limits], timeout_s=TIMEOUT_S)
     try:
-        yield place
+        yield
     finally:
         run_program(["tc", "qdisc", "del", *netem], timeout_s=TIMEOUT_S)
 
@@ -527,7 +312,7 @@ def _can_run(case: Case) -> bool:
         *("--round-trip", "round_trip_ms"),
         type=CountType(1, 1000),
         default=20,
-        help="Of far and start, in ms, by netem(8): in a VM, or a network namespace of "
+        help="Of far, in ms, by netem(8): in a VM, or a network namespace of "
         "its own (unshare --net; ip link set lo up).",
     ),
     click.option(
@@ -535,13 +320,6 @@ def _can_run(case: Case) -> bool:
         type=CountType(0),
         default=0,
         help="The rate then; 0: not limited.",
-    ),
-    click.option(
-        "--link",
-        type=click.Choice(["netem", "proxy"]),
-        default="netem",
-        help="What delays: netem, or where the kernel has none, a proxy before the web "
-        "server, without slow start.",
     ),
     click.option(
         "--disk",
@@ -553,7 +331,7 @@ def _can_run(case: Case) -> bool:
     needs=(ROOT, LOOP, NGINX, CURL, OPENSSL, Fio("psync"), Fio("io_uring")),
     repeats=5,
     in_memory=True,
-    recorded=("size_bytes", "runtime_s", "round_trip_ms", "mbit", "link"),
+    recorded=("size_bytes", "runtime_s", "round_trip_ms", "mbit"),
 )
 def command(
     run: Run,
@@ -562,7 +340,6 @@ def command(
     runtime_s: float,
     round_trip_ms: int,
     mbit: int,
-    link: str,
     disk: Path,
     front_end: FrontEndName,
 ) -> None:
@@ -581,12 +358,9 @@ def command(
             for name, case in chances.sample(plan, len(plan)):
                 about = {"what": name, "subject": case.subject, "unit": case.unit}
                 about |= {"turn": turn, "load": os.getloadavg()[0]}
-                with ExitStack() as stack:
-                    at = place
-                    if KINDS[name].get("far"):
-                        far = _distant(place, link, round_trip_ms, mbit)
-                        at = stack.enter_context(far)
-                    run.add(about | case.work(at))
+                far = KINDS[name].get("far")
+                with _distant(round_trip_ms, mbit) if far else nullcontext():
+                    run.add(about | case.work(place))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from btrfs_ublk.base.capabilities import FileSystem, Program
 from btrfs_ublk.base.process import run
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.kernel.btrfs import filesystem_uuid, forget_device
+from btrfs_ublk.kernel.btrfs import forget_device
 from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.kernel.mount import mounted
 
@@ -40,11 +40,10 @@ def on_loop(
     fs_type: str = "btrfs",
     options: Sequence[str] = (),
     read_only: bool = False,
-    direct_io: bool = False,
     inside: str = "",
 ) -> Iterator[Path]:
     """Mount an image over a loop device; yields the directory ``inside`` of it."""
-    with loop_device(image, read_only=read_only, direct_io=direct_io) as device:
+    with loop_device(image, read_only=read_only) as device:
         with mounted(
             device.path, target, fs_type=fs_type, options=options, read_only=read_only
         ):
@@ -99,10 +98,3 @@ def sync_file_system(directory: Path) -> float:
         return time.monotonic() - begin_s
     finally:
         os.close(fd)
-
-
-def metadata_used_bytes(target: Path) -> int:
-    """Return the bytes of a mounted btrfs' tree blocks, counting copies once."""
-    fsid = filesystem_uuid(target)
-    path = Path(f"/sys/fs/btrfs/{fsid}/allocation/metadata/bytes_used")
-    return int(path.read_text())

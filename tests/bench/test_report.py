@@ -195,8 +195,8 @@ class TestReport:
         joined = merged([document, document])
         assert joined["results"] == document["results"] * 2
         assert len(document["results"]) == 3
-        with pytest.raises(UsageError, match="forks"):
-            merged([document, document | {"benchmark": "forks"}])
+        with pytest.raises(UsageError, match="fetching"):
+            merged([document, document | {"benchmark": "fetching"}])
         elsewhere = document["environment"] | {"kernel": "0.01"}
         with pytest.raises(UsageError, match="0.01"):
             merged([document, document | {"environment": elsewhere}])

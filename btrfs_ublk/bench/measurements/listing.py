@@ -4,10 +4,8 @@ most memory that it uses.
 
 from __future__ import annotations
 
-import errno
 import os
 import random
-import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +40,7 @@ from btrfs_ublk.bench.peer import Contestant, Measure, OwnContest, Setting, Turn
 from btrfs_ublk.bench.report import Result
 from btrfs_ublk.bench.resources.cgroup import MEMORY_GROUPS, memory_group
 from btrfs_ublk.bench.suite import Amounts
-from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, CommandError
+from btrfs_ublk.errors import BtrfsUblkError, CommandError
 from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.kernel.mount import mounted
 from btrfs_ublk.kernel.reflink import clone_file
@@ -62,8 +60,6 @@ _TYPES = {stat.S_IFDIR: "directory", stat.S_IFREG: "file", stat.S_IFLNK: "link"}
 _TREE = "tree"
 #: The size of sparse images for file systems that are filled by writing.
 _IMAGE_BYTES = 16 * GIB
-#: The room that ext4 takes for itself.
-_EXT4_BYTES = 64 * MIB
 #: Joins the group (its first argument) before it runs what is measured.
 _LIST = 'echo 0 >"$1" && exec env LC_ALL=C ls -lR "$2" >"$3"'
 
@@ -225,89 +221,17 @@ def _image(setting: Setting, plan: TreePlan) -> Path:
     return setting.shared("erofs image", new)
 
 
-def _erofs(
-    direct_io: bool, setting: Setting, plan: TreePlan, _stack: ExitStack
-) -> Mounted:
-    image = _image(setting, plan)
-    return partial(on_loop, image, fs_type="erofs", read_only=True, direct_io=direct_io)
+def _erofs(setting: Setting, plan: TreePlan, _stack: ExitStack) -> Mounted:
+    return partial(on_loop, _image(setting, plan), fs_type="erofs", read_only=True)
 
 
-def _erofs_on_file(setting: Setting, plan: TreePlan, stack: ExitStack) -> Mounted:
-    """EROFS reads the image itself, without a block device (since Linux 6.12).
-
-    NB: the kernel mounts no file on tmpfs, which cannot read a page by itself.
-    """
-    image, at = _image(setting, plan), setting.new_directory("host")
-    hosted = at / "erofs.img"
-    # ext4 also reserves a part for root.
-    disk_bytes = 2 * image.stat().st_size + _EXT4_BYTES
-    disk = stack.enter_context(setting.new_file(disk_bytes))
-    with loop_device(disk) as device:
-        run(["mkfs.ext4", "-q", device.path], timeout_s=_TIMEOUT_S)
-        with mounted(device.path, at, fs_type="ext4"):
-            shutil.copyfile(image, hosted)
-
-    @contextmanager
-    def mount(target: Path) -> Iterator[Path]:
-        with (
-            on_loop(disk, at, fs_type="ext4", options=["noload"], read_only=True),
-            ExitStack() as inner,
-        ):
-            try:
-                inner.enter_context(
-                    mounted(
-                        *(hosted, target),
-                        fs_type="erofs",
-                        read_only=True,
-                        by_kernel=True,
-                    )
-                )
-            except OSError as error:
-                if error.errno != errno.ENOTBLK:
-                    raise
-                raise CapabilityError(
-                    "this kernel mounts EROFS from block devices only",
-                    hint="use Linux >= 6.12 with CONFIG_EROFS_FS_BACKED_BY_FILE",
-                ) from error
-            yield target
-
-    return mount
-
-
-def _overlay(
-    direct_io: bool, setting: Setting, plan: TreePlan, stack: ExitStack
-) -> Mounted:
+def _overlay(setting: Setting, plan: TreePlan, stack: ExitStack) -> Mounted:
     """Written data are on tmpfs."""
-    lower, erofs = setting.new_directory("lower"), _erofs(
-        direct_io, setting, plan, stack
-    )
+    lower, erofs = setting.new_directory("lower"), _erofs(setting, plan, stack)
 
     @contextmanager
     def mount(target: Path) -> Iterator[Path]:
         with erofs(lower), overlay(lower, setting.new_directory("upper"), target):
-            yield target
-
-    return mount
-
-
-def _composefs(setting: Setting, plan: TreePlan, _stack: ExitStack) -> Mounted:
-    """Make an image of the tree's metadata; contents of files go to a store."""
-    store = setting.new_directory("store")
-    image = setting.new_directory("image") / "composefs.img"
-    words = ("mkcomposefs", f"--digest-store={store}")
-    run([*words, _source(setting, plan), image], timeout_s=_TIMEOUT_S)
-
-    @contextmanager
-    def mount(target: Path) -> Iterator[Path]:
-        with mounted(
-            image,
-            target,
-            fs_type="composefs",
-            options=[f"basedir={store}"],
-            read_only=True,
-            # Its mount helper lists it with these names.
-            shown=("overlay", "composefs"),
-        ):
             yield target
 
     return mount
@@ -378,34 +302,11 @@ _KINDS: dict[str, tuple[str, Sequence[Capability], Prepare]] = {
         (BTRFS, MKFS_BTRFS),
         partial(_written, "btrfs", ["mkfs.btrfs", "--quiet", "--metadata=single"]),
     ),
-    "erofs-loop": ("EROFS on a loop device", _ON_EROFS, partial(_erofs, False)),
-    "erofs-loop-direct": (
-        "EROFS on a loop device with direct I/O",
-        _ON_EROFS,
-        partial(_erofs, True),
-    ),
-    "erofs-file": (
-        "EROFS on a file of ext4, no device",
-        (*_ON_EROFS, EXT4, MKFS_EXT4),
-        _erofs_on_file,
-    ),
+    "erofs-loop": ("EROFS on a loop device", _ON_EROFS, _erofs),
     "overlay-erofs": (
         "overlayfs on EROFS on a loop device",
         (*_ON_EROFS, OVERLAY),
-        partial(_overlay, False),
-    ),
-    "overlay-erofs-direct": (
-        "overlayfs on EROFS on a loop device with direct I/O",
-        (*_ON_EROFS, OVERLAY),
-        partial(_overlay, True),
-    ),
-    "composefs": (
-        "composefs, its contents on tmpfs",
-        (
-            *(EROFS, OVERLAY, Program("mkcomposefs", "composefs")),
-            Program("mount.composefs", "composefs"),
-        ),
-        _composefs,
+        _overlay,
     ),
     "fuse-clones": (
         "a sprout of ours, of clones, through FUSE",
