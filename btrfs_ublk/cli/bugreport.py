@@ -28,8 +28,8 @@ def command(output: Path | None, as_json: bool) -> None:
     """Collect what a maintainer needs, without secrets.
 
     Versions, what `btrfs-ublk doctor` and `features` say, volumes, devices with their
-    logs and statistics, what gc would look at, mounts, the kernel's messages on btrfs,
-    ublk and loop. Prints what is in it, and sends it nowhere; only its owner may read
+    logs and statistics, what gc would look at, the kernel's messages on btrfs, ublk and
+    loop. Prints what is in it, and sends it nowhere; only its owner may read
     it, and nothing is overwritten.
 
     Passwords, tokens, keys, users and queries in URLs are taken out. Names of hosts and

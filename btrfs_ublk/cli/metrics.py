@@ -15,17 +15,16 @@ from btrfs_ublk.ops.monitor.metrics import metrics_dict, metrics_text
 @click.command("metrics")
 @click.option(
     "--listen",
-    metavar="ADDRESS:PORT|PATH",
+    metavar="ADDRESS:PORT",
     help="Serve them over HTTP instead, until a signal comes.",
 )
 @json_option
 def command(listen: str | None, as_json: bool) -> None:
     """Print statistics in Prometheus' text format.
 
-    They are of all devices. With --listen, answer scrapers on an address
-    ("127.0.0.1:9469"), or on a Unix socket that only its owner may use
-    ("/run/metrics.sock"). Nothing in them is secret but paths, names of hosts, and how
-    much is read; there is no password.
+    They are of all devices. With --listen, answer scrapers on an address, such as
+    127.0.0.1:9469. Nothing in them is secret but paths, names of hosts, and how much is
+    read; there is no password.
     """
     if as_json and listen is not None:
         raise UsageError("--json and --listen exclude each other")

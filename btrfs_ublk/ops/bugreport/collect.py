@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from btrfs_ublk.base.process import run
 from btrfs_ublk.device import device_map, list_devices, show_device
 from btrfs_ublk.device.daemon import DaemonDirectory
 from btrfs_ublk.device.state import device_directory
-from btrfs_ublk.kernel.mountinfo import read_mountinfo
 from btrfs_ublk.ops.doctor import diagnose
 from btrfs_ublk.ops.versions import find_versions
 from btrfs_ublk.server.features import kernel_features
@@ -35,15 +32,11 @@ _TIMEOUT_S = 20.0
 _LOCK_TIMEOUT_S = 1.0
 _LOG_BYTES = 64 << 10
 _KERNEL_LINES = 1000
-_MAPPINGS = 200
 _SOURCES = 20
-_MODULES = ("btrfs", "ublk_drv", "fuse", "loop")
 _OF_INTEREST = re.compile(
     r"(?i)btrfs|ublk|\bloop\d*\b|\bfuse\b|io_uring|hung task|blocked for more than"
     r"|Oops|BUG:|Call Trace|I/O error|out of memory"
 )
-#: How our block devices look: see server/fuse.py and server/ublk.py.
-_OUR_BACKING_FILE = "/btrfs-ublk-"
 #: The environment variables that affect our programs; no others are collected.
 _VARIABLES = re.compile(
     r"(?i)BTRFS_UBLK_.*|(?:https?|no|all)_proxy|TMPDIR|PATH|LANG|TERM"
@@ -57,9 +50,7 @@ def items() -> Iterator[Item]:
     yield "features.json", lambda: kernel_features()[1]
     yield "machine.json", _machine
     yield "environment.json", _environment
-    yield "modules.txt", _modules
     yield "kernel.log", _kernel_log
-    yield "mounts.json", _mounts
     yield "ledgers.json", _ledgers
     yield "volumes.json", lambda: [volume.to_dict() for volume in list_volumes()]
     try:
@@ -84,44 +75,22 @@ def _device_items(name: str) -> Iterator[Item]:
 
 
 def _map(name: str) -> Content:
-    """Return the map's statistics, first mappings and first sources."""
     client = device_map(name)
-    mappings = list(islice(client.list(), _MAPPINGS))
-    sources = sorted({mapping.source for mapping in mappings})[:_SOURCES]
-    return {
-        "stats": client.stats(),
-        "mappings": [vars(mapping) for mapping in mappings],
-        "sources": [client.show(source=number) for number in sources],
-    }
+    sources = list(islice(client.sources(), _SOURCES))
+    return {"stats": client.stats(), "sources": sources}
 
 
 def _machine() -> Content:
     memory = psutil.virtual_memory()
     return {
         "uname": platform.uname()._asdict() | {"node": "-"},
-        "os": _os_release(),
+        "os": platform.freedesktop_os_release().get("PRETTY_NAME"),
         "command_line": Path("/proc/cmdline").read_text().strip(),
         "cpus": os.cpu_count(),
         "memory_bytes": memory.total,
         "available_bytes": memory.available,
         "user": os.geteuid(),
-        "container": _container(),
     }
-
-
-def _os_release() -> str:
-    try:
-        return platform.freedesktop_os_release().get("PRETTY_NAME", "?")
-    except OSError:
-        return "?"
-
-
-def _container() -> str | None:
-    """Return the output of systemd-detect-virt(1); None if it is not installed."""
-    if not shutil.which("systemd-detect-virt"):
-        return None
-    done = run(["systemd-detect-virt"], timeout_s=_TIMEOUT_S, ok_statuses=(0, 1))
-    return done.stdout.strip()
 
 
 def _environment() -> Content:
@@ -132,41 +101,10 @@ def _environment() -> Content:
     }
 
 
-def _modules() -> Content:
-    there = {name: Path("/sys/module", name).is_dir() for name in _MODULES}
-    return "\n".join(
-        f"{name}: {'there' if found else 'not loaded, or without parameters'}"
-        for name, found in there.items()
-    )
-
-
 def _kernel_log() -> Content:
     text = run(["dmesg", "--color=never"], timeout_s=_TIMEOUT_S).stdout
     lines = [line for line in text.splitlines() if _OF_INTEREST.search(line)]
     return "\n".join(lines[-_KERNEL_LINES:])
-
-
-def _mounts() -> Content:
-    """Return mounts of btrfs, and of devices that our servers made."""
-    ours = {f"/dev/{name}": str(backing) for name, backing in _our_disks()}
-    mounts = [
-        asdict(mount) | {"target": str(mount.target)}
-        for mount in read_mountinfo()
-        if mount.fs_type == "btrfs" or mount.source in ours
-    ]
-    return {"disks": ours, "mounts": mounts}
-
-
-def _our_disks() -> Iterator[tuple[str, str]]:
-    for disk in sorted(Path("/sys/block").iterdir()):
-        if disk.name.startswith("ublkb"):
-            yield disk.name, "ublk"
-        try:
-            backing = (disk / "loop" / "backing_file").read_text().strip()
-        except OSError:
-            continue
-        if _OUR_BACKING_FILE in backing:
-            yield disk.name, backing
 
 
 def _ledgers() -> Content:

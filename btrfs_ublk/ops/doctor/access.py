@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import platform
-import shutil
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,11 +20,6 @@ _CAP_SYS_ADMIN = 21  # linux/capability.h
 _CERTIFICATES = (
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
-)
-#: Where scripts/vm looks for it: Debian 13's and Fedora's, and Debian 12's.
-_VIRTIOFSD = (
-    *("/usr/libexec/virtiofsd", "/usr/lib/virtiofsd"),
-    "/usr/lib/qemu/virtiofsd",
 )
 
 
@@ -103,16 +96,6 @@ def _certificates() -> str | None:
     return "no file with certificates of authorities was found: https will fail"
 
 
-def _vm_script() -> str | None:
-    machine = platform.machine()
-    return None if machine == "x86_64" else f"there is no VM on {machine} yet"
-
-
-def _virtiofsd() -> str | None:
-    found = shutil.which("virtiofsd") or any(map(os.path.exists, _VIRTIOFSD))
-    return None if found else "the program was not found"
-
-
 SYS_ADMIN = Condition(
     "mounting", "in a container: --cap-add SYS_ADMIN, or --privileged", _sys_admin
 )
@@ -124,5 +107,3 @@ DIRECTORIES = Condition(
 CERTIFICATES = Condition(
     "certificates", "install the package ca-certificates", _certificates
 )
-VM_SCRIPT = Condition("scripts/vm", "use an x86_64 machine", _vm_script)
-VIRTIOFSD = Condition("virtiofsd", "install the package virtiofsd", _virtiofsd)

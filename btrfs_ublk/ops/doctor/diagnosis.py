@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -22,8 +21,6 @@ from btrfs_ublk.base.capabilities import (
     Capability,
     Fio,
     Helper,
-    Program,
-    checkout,
     only_looking,
 )
 from btrfs_ublk.base.helpers import (
@@ -42,8 +39,6 @@ from btrfs_ublk.ops.doctor.access import (
     CERTIFICATES,
     DIRECTORIES,
     SYS_ADMIN,
-    VIRTIOFSD,
-    VM_SCRIPT,
     Openable,
     Unseen,
 )
@@ -56,7 +51,6 @@ from btrfs_ublk.server.features import FrontEndFeatures, kernel_features
 Answer = Literal["yes", "no", "root", "unknown"]
 
 _TIMEOUT_S = 20.0
-_QEMU = Program("qemu-system-x86_64", "qemu-system-x86")
 
 
 @dataclass(frozen=True)
@@ -198,18 +192,12 @@ def _abilities() -> list[Ability]:
         ),
         _look("report", "report of benchmarks", REPORT_PACKAGES),
         *([_containerd()] if containerd.is_installed() else ()),
-        *([_vm()] if checkout() else ()),
     ]
 
 
 def _containerd() -> Ability:
     about = "containers of containerd"
     return _look("containerd", about, containerd.needs(), containerd.version)
-
-
-def _vm() -> Ability:
-    needs: list[Capability] = [ROOT, VM_SCRIPT, _QEMU, VIRTIOFSD]
-    return _look("vm", "another kernel, in a VM", needs, _kvm)
 
 
 def _look(
@@ -273,9 +261,3 @@ def _first_line(*argv: str) -> str | None:
         return run(argv, timeout_s=_TIMEOUT_S).stdout.strip().splitlines()[0]
     except (CommandError, IndexError):
         return None
-
-
-def _kvm() -> str:
-    if os.access("/dev/kvm", os.R_OK | os.W_OK) and shutil.which(_QEMU.program):
-        return "with /dev/kvm; whether that works, the first start tells"
-    return "without KVM: an emulated CPU, slow"

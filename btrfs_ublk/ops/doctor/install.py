@@ -19,10 +19,10 @@ from btrfs_ublk.base.capabilities import (
 )
 from btrfs_ublk.base.helpers import helper_path
 from btrfs_ublk.errors import CapabilityError
-from btrfs_ublk.ops.doctor.access import CERTIFICATES, VIRTIOFSD
+from btrfs_ublk.ops.doctor.access import CERTIFICATES
 
 #: Packages with another name on Fedora than on Debian.
-_FEDORA = {"mount": "util-linux-core", "qemu-system-x86": "qemu-system-x86-core"}
+_FEDORA = {"mount": "util-linux-core"}
 
 
 def command_for(capability: Capability) -> str | None:
@@ -46,9 +46,6 @@ def command_for(capability: Capability) -> str | None:
             return f"sudo {_this_program()} doctor"
     if capability is CERTIFICATES:
         return _install("ca-certificates")
-    if capability is VIRTIOFSD:
-        # Debian 12 has it in QEMU's package, which says so; later ones have virtiofsd.
-        return "scripts/setup --vm" if checkout() else _install("virtiofsd")
     if capability == UBLK and checkout():
         return "scripts/vm -- .venv/bin/btrfs-ublk doctor"
     return None

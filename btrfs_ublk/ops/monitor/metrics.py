@@ -30,6 +30,8 @@ _OPERATIONS = {
     "discard": ("discards", "discard_bytes"),
     "write_zeroes": ("write_zeroes", "write_zeroes_bytes"),
 }
+_Rows = tuple[tuple[str, str, str], ...]
+_Labels = Mapping[str, str]
 #: A fetcher's: the name in the statistics, the metric's name, its description.
 _FETCHER_COUNTERS = (
     ("reads", "lazy_reads", "Reads that the cache did not answer"),
@@ -108,6 +110,7 @@ _CACHE_GAUGES = (
     ("max_bytes", "cache_max_bytes", "The cap on them; 0: none"),
     ("free_bytes", "cache_free_bytes", "Free on the file system of the cache"),
 )
+_COUNTERS = (_FETCHER_COUNTERS, _PROCESS_COUNTERS, _HOST_COUNTERS, _CACHE_COUNTERS)
 
 
 #: A sealed image's that containerd uses.
@@ -124,33 +127,34 @@ class _Families:
     """Metrics by name, each made with its first value."""
 
     def __init__(self) -> None:
-        self._made: dict[str, Metric] = {}
+        self.made: dict[str, Any] = {}
+
+    def _add(
+        self, kind: type[Metric], name: str, about: str, labels: _Labels, *value: object
+    ) -> None:
+        if name not in self.made:
+            self.made[name] = kind(  # type: ignore[call-arg]
+                PREFIX + name, about, labels=list(labels)
+            )
+        self.made[name].add_metric(list(labels.values()), *value)
 
     def counter(self, name: str, about: str, value: float, **labels: str) -> None:
-        family = self._made.get(name)
-        if not isinstance(family, CounterMetricFamily):
-            family = CounterMetricFamily(PREFIX + name, about, labels=list(labels))
-            self._made[name] = family
-        family.add_metric(list(labels.values()), value)
+        self._add(CounterMetricFamily, name, about, labels, value)
 
     def gauge(self, name: str, about: str, value: float, **labels: str) -> None:
-        family = self._made.get(name)
-        if not isinstance(family, GaugeMetricFamily):
-            family = GaugeMetricFamily(PREFIX + name, about, labels=list(labels))
-            self._made[name] = family
-        family.add_metric(list(labels.values()), value)
+        self._add(GaugeMetricFamily, name, about, labels, value)
 
     def histogram(self, name: str, about: str, latency: Latency, **labels: str) -> None:
-        family = self._made.get(name)
-        if not isinstance(family, HistogramMetricFamily):
-            family = HistogramMetricFamily(PREFIX + name, about, labels=list(labels))
-            self._made[name] = family
-        family.add_metric(
-            list(labels.values()), buckets_of(latency), latency.sum_ns / _NS
-        )
+        value = buckets_of(latency), latency.sum_ns / _NS
+        self._add(HistogramMetricFamily, name, about, labels, *value)
 
-    def all(self) -> Iterable[Metric]:
-        return self._made.values()
+    def table(self, rows: _Rows, values: Any, **labels: str) -> None:
+        """Add what a table names of a dictionary, or of an object's attributes."""
+        add = self.counter if rows in _COUNTERS else self.gauge
+        for key, name, about in rows:
+            given = isinstance(values, Mapping)
+            value = values[key] if given else getattr(values, key)
+            add(name, about, value, **labels)
 
 
 def buckets_of(latency: Latency) -> Sequence[tuple[str, float]]:
@@ -173,7 +177,7 @@ class DeviceCollector(Collector):
         for sample in take_samples():
             _add_sample(families, sample)
         _add_snapshotter(families)
-        yield from families.all()
+        yield from families.made.values()
 
     def describe(self) -> Iterable[Metric]:
         """Describe nothing, as the metrics depend on the devices."""
@@ -285,10 +289,8 @@ def _add_lazy(families: _Families, device: str, lazy: LazyStats) -> None:
     labels = {"device": device, "map": lazy.map}
     fetcher = lazy.fetcher
     families.gauge("mappings", "Mappings of a map", lazy.mappings, **labels)
-    for key, name, about in _FETCHER_COUNTERS:
-        families.counter(name, about, getattr(fetcher, key), **labels)
-    for key, name, about in _FETCHER_GAUGES:
-        families.gauge(name, about, getattr(fetcher, key), **labels)
+    families.table(_FETCHER_COUNTERS, fetcher, **labels)
+    families.table(_FETCHER_GAUGES, fetcher, **labels)
     for reason, count in fetcher.failures.items():
         families.counter(
             "fetch_failures",
@@ -308,16 +310,12 @@ def _add_lazy(families: _Families, device: str, lazy: LazyStats) -> None:
     if fetcher.process:
         _add_process(families, fetcher.process, labels)
     for host, counts in fetcher.hosts.items():
-        for key, name, about in _HOST_COUNTERS:
-            families.counter(name, about, counts[key], **labels, host=host)
-        for key, name, about in _HOST_GAUGES:
-            families.gauge(name, about, counts[key], **labels, host=host)
+        families.table(_HOST_COUNTERS, counts, **labels, host=host)
+        families.table(_HOST_GAUGES, counts, **labels, host=host)
     if lazy.prefetch is not None:
-        for key, name, about in _PREFETCH_GAUGES:
-            families.gauge(name, about, getattr(lazy.prefetch, key), **labels)
+        families.table(_PREFETCH_GAUGES, lazy.prefetch, **labels)
     if lazy.complete is not None:
-        for key, name, about in _COMPLETE_GAUGES:
-            families.gauge(name, about, getattr(lazy.complete, key), **labels)
+        families.table(_COMPLETE_GAUGES, lazy.complete, **labels)
         families.gauge(
             "complete_state",
             "1: the state of the background completion",
@@ -343,17 +341,14 @@ def _add_lazy(families: _Families, device: str, lazy: LazyStats) -> None:
     if lazy.cache is None or lazy.cache_directory is None:
         return
     labels["cache"] = lazy.cache_directory
-    for key, name, about in _CACHE_COUNTERS:
-        families.counter(name, about, lazy.cache[key], **labels)
-    for key, name, about in _CACHE_GAUGES:
-        families.gauge(name, about, lazy.cache[key], **labels)
+    families.table(_CACHE_COUNTERS, lazy.cache, **labels)
+    families.table(_CACHE_GAUGES, lazy.cache, **labels)
 
 
 def _add_process(
     families: _Families, process: Mapping[str, Any], labels: Mapping[str, str]
 ) -> None:
-    for key, name, about in _PROCESS_COUNTERS:
-        families.counter(name, about, process[key], **labels)
+    families.table(_PROCESS_COUNTERS, process, **labels)
     families.gauge(
         "fetch_process_running",
         "1: a process that asks servers is there",

@@ -77,5 +77,5 @@ def test_report_of_a_machine_with_a_device(
     assert json.loads(files["devices/planted/description.json"])["size"] == MIB
     assert json.loads(files["versions.json"])["kernel"] == os.uname().release
     assert "UNRELATED" not in files["environment.json"]
-    assert {"doctor.json", "features.json", "kernel.log", "mounts.json"} <= set(files)
+    assert {"doctor.json", "features.json", "kernel.log"} <= set(files)
     assert {"ledgers.json", "volumes.json"} <= set(files)
