@@ -10,10 +10,7 @@ import pytest
 
 from btrfs_ublk.base import capabilities
 from btrfs_ublk.base.capabilities import (
-    BTRFS_PROGS,
-    DeviceNode,
     Helper,
-    Program,
     PythonPackage,
     SparseFile,
     require,
@@ -42,13 +39,6 @@ def test_a_missing_one_is_named_with_reason_and_cure() -> None:
     require()
 
 
-def test_programs() -> None:
-    assert Program("sh", "dash").probe() is None
-    program = Program("no-such-program", "no-package")
-    assert program.probe() == "it is not on PATH" and "no-package" in program.hint
-    assert BTRFS_PROGS.hint == "install the package btrfs-progs"
-
-
 @pytest.mark.parametrize("managed", [True, False])
 def test_python_packages(
     managed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -71,12 +61,6 @@ def test_python_packages_that_are_called_otherwise() -> None:
     assert PythonPackage("pytest-timeout", "pytest_timeout").probe() is None
     absent = PythonPackage("nothing", "no_such_package.nothing").probe()
     assert absent == "this Python does not have it"
-
-
-def test_a_module_that_does_not_exist() -> None:
-    node = DeviceNode("x", "/dev/no-such-node", "no_such_module", "none")
-    reason = node.probe()
-    assert reason is not None and "/dev/no-such-node does not exist" in reason
 
 
 def test_where_sparse_files_fit(sparse_path: Path) -> None:

@@ -15,7 +15,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from btrfs_ublk.base.entry import ModuleGroup, print_rows, run_command, say_resolved
+from btrfs_ublk.base.entry import ModuleGroup, print_rows, run_command
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
 
 MODULE = """
@@ -195,21 +195,17 @@ sys.meta_path.insert(0, Finder())
 """
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize(
-    ("program", "module"),
+    ("program", "module", "signum"),
     [
         # What the command imports first, last before it can do better, and then.
-        ("btrfs-ublk", "btrfs_ublk.cli"),
-        ("btrfs-ublk", "btrfs_ublk.base.log"),
-        ("btrfs-ublk", "btrfs_ublk.cli.volume"),
-        ("btrfs-ublk", "btrfs_ublk.volume.report"),
-        ("btrfs_ublk.cli.main", "btrfs_ublk.cli"),
-        ("btrfs_ublk.cli.main", "btrfs_ublk.volume.store"),
-        ("btrfs_ublk.bench.report", "btrfs_ublk.bench"),
-        ("btrfs_ublk.bench.report", "btrfs_ublk.base.signals"),
-        ("btrfs_ublk.testing.range_server", "btrfs_ublk.testing"),
-        ("btrfs_ublk.ops.manual", "btrfs_ublk.base.entry"),
+        ("btrfs-ublk", "btrfs_ublk.cli", signal.SIGINT),
+        ("btrfs-ublk", "btrfs_ublk.base.log", signal.SIGTERM),
+        ("btrfs-ublk", "btrfs_ublk.cli.volume", signal.SIGHUP),
+        ("btrfs-ublk", "btrfs_ublk.volume.report", signal.SIGINT),
+        ("btrfs_ublk.cli.main", "btrfs_ublk.cli", signal.SIGTERM),
+        ("btrfs_ublk.testing.range_server", "btrfs_ublk.testing", signal.SIGINT),
+        ("btrfs_ublk.ops.manual", "btrfs_ublk.base.entry", signal.SIGTERM),
     ],
 )
 def test_a_signal_during_imports(
@@ -230,11 +226,6 @@ def test_a_signal_during_imports(
     )
     assert done.returncode in (-signum, 128 + signum), done
     assert "Traceback" not in done.stderr
-
-
-def test_what_a_tag_has_named_is_no_data(capsys: pytest.CaptureFixture[str]) -> None:
-    say_resolved("localhost/image:v1", "sha256:00")
-    assert capsys.readouterr() == ("", "localhost/image:v1 -> sha256:00\n")
 
 
 def test_control_characters_of_others_do_not_reach_the_terminal(

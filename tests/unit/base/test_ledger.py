@@ -18,13 +18,7 @@ from support.devices import abandon, enter
 
 from btrfs_ublk.base import ledger as module
 from btrfs_ublk.base.dead_ledgers import AbandonedLedger, _parse, abandoned_ledgers
-from btrfs_ublk.base.ledger import (
-    Entry,
-    Ledger,
-    open_ledgers,
-    remover,
-    state_directory,
-)
+from btrfs_ublk.base.ledger import Entry, Ledger, remover, state_directory
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
 from btrfs_ublk.volume.kept_ledger import KeptLedger, collect_kept
 
@@ -89,21 +83,6 @@ def test_a_copied_descriptor_keeps_no_kept_ledger_locked(
     os.close(copy)
 
 
-def test_ledgers_are_listed_while_others_are_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As by other threads that bring volumes up."""
-    made = [Ledger(tmp_path)]
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            *(Ledger, "is_ours"),
-            property(lambda _: made.append(Ledger(tmp_path)) is None),
-        )
-        assert open_ledgers(tmp_path) == made[:1]
-    for each in made:
-        each.close()
-
-
 def test_a_thing_is_entered_first_and_struck_out_last(
     ledger: Ledger, things: list[str]
 ) -> None:
@@ -135,13 +114,6 @@ def test_an_error_is_not_hidden_by_a_failing_cleanup(
     assert [entry.details["name"] for entry in ledger.entries()] == ["stuck"]
 
 
-def test_a_failing_cleanup_alone_is_raised(ledger: Ledger, things: list[str]) -> None:
-    with pytest.raises(LeftoverError, match="stuck is stuck"):
-        with ledger.holding("thing", name="stuck"):
-            pass
-    assert len(ledger.entries()) == 1
-
-
 def test_closing_removes_what_unwinding_missed(
     tmp_path: Path, things: list[str]
 ) -> None:
@@ -169,12 +141,6 @@ def test_a_full_disk_leaves_no_half_line(
     assert ledger.entries() == [entry]
     ledger.strike(entry)
     assert lines(ledger) == ["version", "enter", "strike"]
-
-
-def test_a_live_ledger_is_not_abandoned(ledger: Ledger) -> None:
-    ledger.enter("thing", name="a")
-    with closing(abandoned_ledgers(ledger.path.parent)) as found:
-        assert list(found) == []
 
 
 def test_sweeping_goes_backwards_and_keeps_what_is_stuck(
@@ -256,13 +222,6 @@ def only_sweep(directory: Path) -> list[tuple[str, str]]:
         ]
 
 
-def test_a_torn_last_line_was_never_made(tmp_path: Path, things: list[str]) -> None:
-    things.append("a")
-    path = abandon(tmp_path, enter(1, "a"), tail='{"enter":2,"kind":"thi')
-    assert only_sweep(tmp_path) == [("a", "removed")]
-    assert not path.exists()
-
-
 def test_a_torn_last_line_does_not_swallow_a_strike(
     tmp_path: Path, things: list[str]
 ) -> None:
@@ -326,15 +285,6 @@ def test_a_reboot_takes_kernel_things_with_it(
     assert "a" in things
 
 
-def test_two_collectors_do_not_share_a_ledger(
-    tmp_path: Path, things: list[str]
-) -> None:
-    abandon(tmp_path, enter(1, "a"))
-    with closing(abandoned_ledgers(tmp_path)) as first:
-        next(first)
-        assert only_sweep(tmp_path) == []
-
-
 def test_a_forked_child_owns_nothing(ledger: Ledger, things: list[str]) -> None:
     """It neither undoes its parent's things nor keeps the parent's lock."""
     things.append("a")
@@ -395,18 +345,6 @@ def test_threads_may_enter_at_once(ledger: Ledger, things: list[str]) -> None:
     for thread in threads:
         thread.join(60)
     assert lines(ledger).count("enter") == lines(ledger).count("strike") == 200
-
-
-def test_a_long_run_leaves_a_short_file(ledger: Ledger, things: list[str]) -> None:
-    """Whatever is entered all the while."""
-    with ledger.holding("thing", name="outer"):
-        for number in range(3000):
-            with ledger.holding("thing", name=f"first-{number}", padding="x" * 100):
-                with ledger.holding("thing", name=f"second-{number}"):
-                    pass
-        assert ledger.path.stat().st_size < 2 * module._CUT_BYTES
-        assert lines(ledger)[:2] == ["version", "enter"]
-    assert ledger.entries() == []
 
 
 def test_what_is_cut_off_is_nothing_that_is_there(

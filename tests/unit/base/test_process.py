@@ -21,13 +21,7 @@ from btrfs_ublk.base.process import Child, ProcessIdentity, launch, run, spawn
 from btrfs_ublk.device.running import RunningServer
 from btrfs_ublk.errors import CommandError
 from btrfs_ublk.kernel.uevents import wait_until
-from btrfs_ublk.kernel.users import pids_using
 from btrfs_ublk.server.front_end import end_server
-
-
-def test_output_is_returned() -> None:
-    done = run(["sh", "-c", "cat; echo talk >&2"], timeout_s=10, input="data")
-    assert (done.stdout, done.stderr) == ("data", "talk\n")
 
 
 def test_a_failure_shows_the_command_its_status_and_its_last_words() -> None:
@@ -38,10 +32,6 @@ def test_a_failure_shows_the_command_its_status_and_its_last_words() -> None:
     assert f"exited with status 3: sh -c '{script}'" in message
     assert "the reason" in message and "try again" in message
     assert len(message.splitlines()) < 30
-
-
-def test_expected_statuses_are_no_failure() -> None:
-    assert run(["sh", "-c", "exit 2"], timeout_s=10, ok_statuses=(0, 2)).returncode == 2
 
 
 def test_a_missing_program_is_named() -> None:
@@ -117,12 +107,6 @@ def test_the_last_thread_is_ended(
     with without_first_thread() as child:
         assert end(child.identity)
         assert child.wait(30) == -signum
-
-
-def test_a_child_is_terminated_at_the_end() -> None:
-    with spawn(["sleep", "60"]) as child:
-        assert child.identity.is_alive()
-    assert not child.identity.is_alive()
 
 
 def test_a_child_that_ignores_sigterm_is_killed() -> None:
@@ -240,15 +224,6 @@ def test_a_zombie_is_not_alive() -> None:
         process.send_signal(signal.SIGKILL)
         assert identity.wait(timeout_s=10)
         assert not identity.is_alive()
-
-
-def test_who_uses_a_directory_is_found(tmp_path: Path) -> None:
-    (tmp_path / "inside").mkdir()
-    with subprocess.Popen(["sleep", "60"], cwd=tmp_path / "inside") as process:
-        users = pids_using(tmp_path)
-        process.kill()
-    assert list(users) == [process.pid]
-    assert "working directory" in users[process.pid] and "sleep" in users[process.pid]
 
 
 _COUNTING = """

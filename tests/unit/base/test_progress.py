@@ -53,10 +53,6 @@ def test_a_terminal_shows_it(path: Path) -> None:
     assert len(stdout) == 65
 
 
-def test_quiet_is_quiet(path: Path) -> None:
-    assert _run(["--quiet", "map", "digest"], path)[1] == ""
-
-
 def test_a_pipe_gets_nothing(path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "btrfs_ublk.cli.main", "map", "digest", str(path)],

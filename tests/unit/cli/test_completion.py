@@ -69,9 +69,7 @@ def complete(shell: str, line: str) -> set[str]:
 
 
 def test_nouns_and_verbs(shell: str) -> None:
-    assert complete(shell, "btrfs-ublk de") == {"device"}
     assert complete(shell, "btrfs-ublk seed ") == {"check", "create", "inspect"}
-    assert "--metadata-only" in complete(shell, "btrfs-ublk seed create --meta")
     assert complete(shell, "btrfs-ublk device up --front-end f") == {"fuse"}
 
 
@@ -82,14 +80,12 @@ def test_names_that_there_are(shell: str) -> None:
         path.mkdir(mode=0o700)
     try:
         assert complete(shell, "btrfs-ublk device status ") == {"first-one", "second"}
-        assert complete(shell, "btrfs-ublk map list fir") == {"first-one"}
     finally:
         for path in made:
             path.rmdir()
 
 
 def test_names_of_suites_and_peers() -> None:
-    assert "zram" in complete("bash", "btrfs-ublk bench compare loop zr")
     assert complete("bash", "btrfs-ublk bench compare --suite sync") == {"syncwrite"}
 
 

@@ -83,18 +83,6 @@ def test_from_a_layout_to_another_machine(registry: Registry, tmp_path: Path) ->
     assert found["pinned"] and found["names"] == [name]
 
 
-def test_an_image_that_is_not_pinned_goes(registry: Registry, tmp_path: Path) -> None:
-    made = sealed_image(tmp_path / "image")
-    ca = ("--ca-file", registry.ca_file)
-    image("push", made.name, f"{registry.host}/go:1", *ca)
-    name = f"{registry.host}/go@{made.sealed}"
-    pulled = json.loads(image("pull", name, *ca, "--json").stdout)
-    assert pulled["allowed"] == "named by its digest"
-    (gone,) = json.loads(image("gc", "--json").stdout)
-    assert gone["digest"] == made.sealed
-    assert json.loads(image("list", "--json").stdout) == []
-
-
 def test_push_wants_a_tag_and_a_layout(tmp_path: Path) -> None:
     digest = f"sha256:{'0' * 64}"
     assert "name a tag" in str(
