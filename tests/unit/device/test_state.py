@@ -5,33 +5,21 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from btrfs_ublk.base.process import ProcessIdentity
 from btrfs_ublk.base.signals import Interrupted, interruptible
-from btrfs_ublk.device import control, lifecycle, supervision
+from btrfs_ublk.device import lifecycle, supervision
 from btrfs_ublk.device.front_ends import front_end_of
-from btrfs_ublk.device.inotify import wait_for_change
-from btrfs_ublk.device.locks import (
-    Lock,
-    holder_of,
-    is_locked,
-    lock_file,
-    registry_locked,
-)
+from btrfs_ublk.device.locks import Lock, holder_of, is_locked, lock_file
 from btrfs_ublk.device.logbook import Logbook
 from btrfs_ublk.device.running import RunningServer
 from btrfs_ublk.device.state import (
@@ -69,11 +57,6 @@ def one(devices: Path) -> DeviceDirectory:
     path = devices / "one"
     path.mkdir(mode=0o700)
     return DeviceDirectory(path)
-
-
-@pytest.mark.parametrize("name", ["a", "0", "A.b_c-d", "x" * 64])
-def test_names(name: str) -> None:
-    assert check_name(name) == name
 
 
 @pytest.mark.parametrize(
@@ -146,16 +129,6 @@ def test_values_are_checked(one: DeviceDirectory, change: dict[str, object]) -> 
         one.spec()
 
 
-@given(st.binary(max_size=200))
-def test_garbage_is_damage(
-    tmp_path_factory: pytest.TempPathFactory, data: bytes
-) -> None:
-    path = tmp_path_factory.mktemp("device")
-    (path / "state.json").write_bytes(data)
-    with pytest.raises(StateError):
-        DeviceDirectory(path).state()
-
-
 @pytest.mark.parametrize(
     ("mode", "match"), [(0o777, "writable for others"), (0o770, "writable for others")]
 )
@@ -208,16 +181,6 @@ def test_a_lock_is_held_once(one: DeviceDirectory) -> None:
     assert not is_locked(one.server_lock)
 
 
-def test_a_lock_of_what_is_gone(one: DeviceDirectory) -> None:
-    assert lock_file(one.path / "no" / "lock") is None
-    held = lock_file(one.lock)
-    one.lock.unlink()
-    other = lock_file(one.lock)  # another file
-    assert held is not None and other is not None
-    held.close()
-    other.close()
-
-
 def test_a_child_holds_the_lock_on(one: DeviceDirectory) -> None:
     lock = lock_file(one.server_lock)
     assert lock is not None
@@ -232,37 +195,6 @@ def test_a_child_holds_the_lock_on(one: DeviceDirectory) -> None:
     assert not is_locked(one.server_lock)
     with pytest.raises(ProcessLookupError):
         holder_of(one.server_lock)
-
-
-def test_the_registry_is_one_at_a_time(devices: Path) -> None:
-    order = []
-
-    def second() -> None:
-        with registry_locked(devices):
-            order.append("second")
-
-    with registry_locked(devices):
-        thread = threading.Thread(target=second)
-        thread.start()
-        time.sleep(0.1)
-        order.append("first")
-    thread.join()
-    assert order == ["first", "second"]
-
-
-@pytest.fixture
-def later(one: DeviceDirectory) -> Iterator[None]:
-    """Another process changes the state, soon."""
-    script = (
-        "import sys, time, pathlib\n"
-        "from btrfs_ublk.device.state import *\n"
-        "time.sleep(0.2)\n"
-        "DeviceDirectory(pathlib.Path(sys.argv[1])).write_state("
-        "DeviceState(status='serving'))\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", script, str(one.path)]) as child:
-        yield
-        assert child.wait() == 0
 
 
 @pytest.fixture
@@ -362,19 +294,6 @@ def test_a_supervisor_that_ends_as_it_is_looked_at(
         supervision.wait_until_serving(one, ProcessIdentity.of_self(), timeout_s=5)
 
 
-def test_a_change_is_seen(one: DeviceDirectory, later: None) -> None:
-    def condition() -> bool | None:
-        return one.state().status == "serving"
-
-    assert wait_for_change(one.path, condition, timeout_s=30)
-
-
-def test_no_change(one: DeviceDirectory) -> None:
-    started_s = time.monotonic()
-    assert wait_for_change(one.path, lambda: None, timeout_s=0.3) is None
-    assert time.monotonic() - started_s >= 0.3
-
-
 def test_the_log_stays_small(tmp_path: Path) -> None:
     log = Logbook(tmp_path / "log")
     assert log.size() == 0 and log.since(0) == []
@@ -409,53 +328,6 @@ def test_what_no_device_can_be(options: dict[str, object], match: str) -> None:
     keys = {"name": "one", "tag": "00", "front_end": "fuse", "size_bytes": 4096}
     with pytest.raises(UsageError, match=match):
         DeviceSpec(**keys | options).check()  # type: ignore[arg-type]
-
-
-def test_a_crowd_before_the_server(
-    one: DeviceDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is no silence as long as the server takes one after the other."""
-    monkeypatch.chdir(one.path)  # for a name that is short enough
-    with ExitStack() as stack:
-        listener = stack.enter_context(control.listening_socket(one.path))
-        crowds = []
-        with pytest.raises(BlockingIOError):
-            while True:
-                crowd = stack.enter_context(socket.socket(socket.AF_UNIX))
-                crowds.append(crowd)
-                crowd.setblocking(False)
-                crowd.connect("control")
-        started_s = time.monotonic()
-        with pytest.raises(control.Silent):
-            control.ask(one.path, "info", timeout_s=0.3)
-        assert time.monotonic() - started_s >= 0.3
-        read_fd, write_fd = os.pipe()
-        stack.callback(os.close, read_fd)
-        os.close(write_fd)
-        with pytest.raises(control.Interrupted):
-            control.ask(one.path, "info", timeout_s=10, unless=[read_fd])
-
-        def serve() -> None:
-            refused = False
-            while True:
-                with listener.accept()[0] as client, client.makefile("rb") as file:
-                    line = file.readline()
-                    if line and refused:
-                        client.sendall(b'{"reply": "info", "info": {"pid": 7}}\n')
-                        return
-                    if line:
-                        refused = True
-                        client.sendall(
-                            b'{"error": "all places for clients are taken"}\n'
-                        )
-
-        server = threading.Thread(target=serve, daemon=True)
-        server.start()
-        # Those of the crowd say nothing: each is dropped by its own end.
-        for crowd in crowds:
-            crowd.close()
-        assert control.ask(one.path, "info", timeout_s=10) == {"pid": 7}
-        server.join(60)
 
 
 @pytest.mark.parametrize("front_end", ["fuse", "ublk"])
@@ -526,8 +398,6 @@ btrfs_ublk.cli.main.main()
     ("words", "below"),
     [
         ("device list", ""),
-        ("map list x", "below"),
-        ("volume list", ""),
         ("volume up x", "below"),
     ],
 )

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import GIB, MIB, TIB
 from btrfs_ublk.volume import (
@@ -245,13 +242,6 @@ def test_values_of_options(key: str, given: object, value: object) -> None:
     assert SETTINGS[key].parse(given) == value
 
 
-def test_an_option_that_makes_no_sense_is_named() -> None:
-    with pytest.raises(UsageError, match=r"--size '5000' \(5000 bytes\) is not a"):
-        SETTINGS["size"].parse("5000")
-    with pytest.raises(UsageError, match="--cache-max 'much' is not a size"):
-        SETTINGS["cache_max"].parse("much")
-
-
 @pytest.mark.parametrize(
     ("key", "values", "words"),
     [
@@ -275,31 +265,3 @@ def test_options_say_path_and_url() -> None:
         VolumeFile.parse("http://h/x")
     with pytest.raises(UsageError, match="is no URL"):
         VolumeFile.parse("x=http://[h/x")
-
-
-def test_a_signal_within_an_import_waits_for_its_end() -> None:
-    """Python would turn its exception into another one."""
-    script = (
-        "import os, signal, sys\n"
-        "from btrfs_ublk.base.signals import Interrupted, interruptible\n"
-        "from btrfs_ublk.volume.definition import parse_definition\n"
-        "class Finder:\n"
-        "    def find_spec(name, path, target=None):\n"
-        "        if name in sys.argv[1:]:\n"
-        "            os.kill(os.getpid(), signal.SIGTERM)\n"
-        "            print(name)\n"
-        "sys.meta_path.insert(0, Finder)\n"
-        "for _ in range(20):\n"
-        "    try:\n"
-        "        with interruptible():\n"
-        "            parse_definition('queues = 3', where='here').to_toml()\n"
-        "            print('done')\n"
-        "            break\n"
-        "    except Interrupted:\n"
-        "        print('interrupted')\n"
-    )
-    checks = [[f"btrfs_ublk.{name}"] for name in ("device.state", "kernel.btrfs")]
-    steps = [["tomllib"], *checks, ["tomli_w"]]
-    argv = [sys.executable, "-c", script, *chain(*steps)]
-    printed = run(argv, timeout_s=60.0).stdout.split()
-    assert printed == [*chain(*([*step, "interrupted"] for step in steps)), "done"]

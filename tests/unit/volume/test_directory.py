@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from support.needs import moments
 from support.processes import killed_at_event
 
 from btrfs_ublk.base.signals import interruptible
@@ -114,7 +115,7 @@ def test_a_signal_comes_after_the_removal(
 def test_what_a_killed_removal_left_is_removed(base: Path, by: str) -> None:
     """Wherever it was killed; by the same command again, and by gc."""
     seen = set()
-    for number in count(1):
+    for number in moments():
         for name in ("ledgers", "cache"):
             (base / "kept" / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in ("definition.toml", "lock", "cache/file"):
