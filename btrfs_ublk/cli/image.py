@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from btrfs_ublk import device as devices
 from btrfs_ublk import image as images
 from btrfs_ublk import volume as volumes
 from btrfs_ublk.base.entry import (
@@ -28,16 +27,15 @@ from btrfs_ublk.cli.image_list import image_keys, images_base, list_command
 from btrfs_ublk.cli.image_options import (
     max_inline_option,
     platform_option,
-    registry_options,
     unit_option,
     via_options,
     with_access,
     with_build_options,
     with_first,
 )
+from btrfs_ublk.cli.image_run import bring_up, run, with_settings
 from btrfs_ublk.cli.image_warm import warm
 from btrfs_ublk.cli.volume_options import (
-    setting_option,
     take_down,
     volume_name,
     volumes_base,
@@ -512,25 +510,16 @@ def gc(dry_run: bool, base: Path | None, as_json: bool) -> None:
 @command.command()
 @click.argument("image")
 @click.argument("name")
-@setting_option("mount")
-@setting_option("writable")
-@setting_option("deadline")
+@click.option("--fork", help="Make a fork, unless it is there, and print where it is.")
+@with_settings
 @volumes_base
-@registry_options
-@via_options
 @json_option
 def up(
     image: str,
     name: str,
-    mount: Path | None,
-    writable: str | None,
-    deadline: float | None,
+    fork: str | None,
+    settings: dict[str, Any],
     base: Path | None,
-    docker_config: Path | None,
-    ca_file: Path | None,
-    insecure: bool,
-    via: tuple[str, ...],
-    via_plain: bool,
     as_json: bool,
 ) -> None:
     """Mount an image as a volume, and print where it is.
@@ -540,38 +529,13 @@ def up(
     layer below `layers`. `volume up NAME --image IMAGE` does the same, and has more
     options.
     """
-    given: dict[str, Any] = {
-        "image": image,
-        "image_docker_config": docker_config,
-        "image_ca_file": ca_file,
-        "image_insecure": insecure or None,
-        "via": via or None,
-        "via_plain": via_plain or None,
-        "mount": mount,
-        "writable": writable,
-        "deadline": deadline,
-    }
-    found = volumes.find_definition(name, base=base)
-    settings = {
-        volumes.SETTINGS[key].name: volumes.SETTINGS[key].parse(value)
-        for key, value in given.items()
-        if value is not None
-    }
-    changed = {
-        key: value
-        for key, value in settings.items()
-        if value != getattr(found.definition, key)
-    }
-    if found.file is not None and changed:
-        raise UsageError(
-            f"volume {name!r} is defined in {found.file}", hint="write it there"
-        )
-    devices.allow_fork()
-    with progress(f"bring image {image} up"):
-        volume = volumes.up_volume(
-            name, replace(found.definition, **changed), base=base, made=too_late
-        )
-    click.echo(json.dumps(volume.to_dict()) if as_json else volume.mount)
+    made = too_late if fork is None else None
+    volume = bring_up(image, name, settings, base=base, made=made)
+    keys, shown = volume.to_dict(), volume.mount
+    if fork is not None:
+        shown = volumes.ensure_fork(name, fork, base=base)
+        keys["fork"] = str(shown)
+    click.echo(json.dumps(keys) if as_json else shown)
 
 
 @command.command()
@@ -591,5 +555,7 @@ def down(name: str, base: Path | None, as_json: bool) -> None:
         raise
 
 
-for _each in (list_command, convert, warm, fork, forks, unfork, commit, apply, detach):
+for _each in (list_command, convert, warm, run, fork, forks, unfork):
+    command.add_command(_each)
+for _each in (commit, apply, detach):
     command.add_command(_each)

@@ -17,7 +17,8 @@ from btrfs_ublk.errors import UsageError
     package="btrfs_ublk.cli",
     but=(
         *("main", "map_stats", "mirror_options", "volume_options", "volume_trees"),
-        *("image_convert", "image_forks", "image_list", "image_options", "image_warm"),
+        *("image_convert", "image_forks", "image_list", "image_options"),
+        *("image_run", "image_warm"),
     ),
     invoke_without_command=True,
     no_args_is_help=True,

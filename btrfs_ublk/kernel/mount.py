@@ -147,12 +147,13 @@ def mount_now(
     *,
     options: Sequence[str] = (),
     read_only: bool = False,
+    flags: int = 0,
 ) -> None:
-    """mount(2). Raises OSError."""
+    """mount(2), with further ``flags``. Raises OSError."""
     library = ctypes.CDLL(None, use_errno=True)
     if library.mount(
         *(os.fsencode(word) for word in (source, target, fs_type)),
-        ctypes.c_ulong(_MS_RDONLY if read_only else 0),
+        ctypes.c_ulong(flags | (_MS_RDONLY if read_only else 0)),
         os.fsencode(",".join(options)) or None,
     ):
         number = ctypes.get_errno()

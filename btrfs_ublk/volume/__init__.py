@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from btrfs_ublk.volume.entry import VolumeFile
     from btrfs_ublk.volume.find import FoundDefinition, find_definition
     from btrfs_ublk.volume.forks import DEFAULT_FORK_MODE, FORK_MODES, Fork, ForkMode
-    from btrfs_ublk.volume.image import fork_image, forks_of_image, unfork_image
+    from btrfs_ublk.volume.image import (
+        ensure_fork,
+        fork_image,
+        forks_of_image,
+        unfork_image,
+    )
     from btrfs_ublk.volume.kept import kept_volume
     from btrfs_ublk.volume.make import remove_halves
     from btrfs_ublk.volume.report import (
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
         show_volume,
     )
     from btrfs_ublk.volume.resize import resize_volume
+    from btrfs_ublk.volume.run import find_volume_of, run_in_image
     from btrfs_ublk.volume.settings import Setting
     from btrfs_ublk.volume.store import (
         volume_directories,

@@ -87,6 +87,7 @@ class FoundImage:
             "digest": self.digest,
             "source": source,
             "first_bytes": header.first_bytes,
+            "config": header.config.get("config"),
             "layers": [layer.chain_id for layer in header.layers],
             **self._sources(header, digests, volume.path),
         }
@@ -412,13 +413,14 @@ def check_seed_of_image(volume: VolumeDirectory, target: Path) -> None:
 @dataclass(frozen=True)
 class UpImage:
     """An image's volume that is up: its mount point, the image's name, the chain IDs of
-    its layers, and how many bytes its data have; the volume's definition, its device,
-    and the file that takes what is written."""
+    its layers, and how many bytes its data have; what its config says of commands in
+    it; the volume's definition, its device, and the file that takes what is written."""
 
     mount: Path
     name: str
     layers: list[str]
     data_bytes: int
+    config: dict[str, Any] | None
     definition: VolumeDefinition
     device: Path
     writable: Path
@@ -448,6 +450,7 @@ def up_with_image(name: str, base: os.PathLike[str] | str | None) -> Iterator[Up
             name=image["name"],
             layers=image["layers"],
             data_bytes=data_bytes_of(image),
+            config=image.get("config"),
             definition=volume.definition(),
             device=found.device,
             writable=volume.sprout_image,
@@ -479,6 +482,17 @@ def fork_image(
             )
         source = up.mount / LAYERS_DIRECTORY / (layer or up.layers[-1])
         return make_fork(up.mount, fork, source, mode=mode, quota_bytes=quota_bytes)
+
+
+def ensure_fork(
+    name: str, fork: str, *, base: os.PathLike[str] | str | None = None
+) -> Path:
+    """Return the path of a fork of an image's volume that is up. It is made as by
+    fork_image(), if there is none of that name. Raises what fork_image() raises."""
+    with up_with_image(name, base) as up:
+        there = (each.path for each in list_forks(up.mount) if each.name == fork)
+        layer = up.mount / LAYERS_DIRECTORY / up.layers[-1]
+        return next(there, None) or make_fork(up.mount, fork, layer)
 
 
 def forks_of_image(

@@ -38,6 +38,7 @@ NO_JSON = {
     "btrfs-ublk completion": "prints a script, for a shell",
     "btrfs-ublk daemon serve": "prints nothing; it stays in the foreground",
     "btrfs-ublk image export": "prints a tar",
+    "btrfs-ublk image run": "prints nothing but what its command does",
     "btrfs-ublk podman remove": "prints nothing",
     "btrfs-ublk podman setup": "prints lines for another program's file",
     "btrfs-ublk site-cache config": "prints lines for a file of nginx",
