@@ -36,6 +36,9 @@ from btrfs_ublk.cli.volume_trees import add_image, add_tree
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
 from btrfs_ublk.units import exact_size, format_size, parse_block_size, parse_size
 
+#: In text.
+_SHOWN_FILES = 20
+
 
 @click.group(
     "volume",
@@ -294,6 +297,9 @@ def list_command(base: Path | None, as_json: bool) -> None:
 def status(name: str, base: Path | None, as_json: bool) -> int:
     """Show a volume, and what is in it.
 
+    Of each file whose content is elsewhere, it says how much was fetched, and is in the
+    cache. Text has the first twenty of them, JSON all.
+
     Exit status 0: it is up; 1: it is down, or broken (it says why).
     """
     volume = volumes.show_volume(name, base=base)
@@ -394,10 +400,14 @@ def _print(volume: volumes.KeptVolume) -> None:
     ]
     for name, value in lines:
         click.echo(f"{name:14} {value}")
-    for file in volume.files:
+    for file in volume.files[:_SHOWN_FILES]:
         gone = ", removed since" if file.present is False else ""
         size = format_size(file.size_bytes)
+        if file.cached_bytes is not None:
+            size = f"{format_size(file.cached_bytes)} of {size} are here,"
         click.echo(f"{'file':14} {file.path}: {size} from {file.origin}{gone}")
+    if (more := len(volume.files) - _SHOWN_FILES) > 0:
+        click.echo(f"{'':14} and {more} more: --json has all")
 
 
 for _each in (add_image, add_tree):

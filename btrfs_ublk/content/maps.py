@@ -318,7 +318,8 @@ class MapClient:
         return total
 
     def sources(self) -> Iterator[dict[str, Any]]:
-        """List all sources, with "id", "size", "digests" and "description"."""
+        """List all sources, with "id", "size", "digests", "description", and "key", by
+        which a cache has their contents, but not from servers of version 0.2.0."""
         at: int | None = 1
         while at is not None:
             reply = self._request("map-sources", **{"from": at})

@@ -34,7 +34,8 @@ VolumeState = Literal["up", "down", "changing", "broken", "damaged"]
 @dataclass(frozen=True, kw_only=True)
 class KeptFile:
     """A file that was made in the volume. ``present``: whether there is a file at its
-    path, changed or not; None while the volume is not mounted.
+    path, changed or not; None while the volume is not mounted. ``cached_bytes`` of its
+    content were fetched, and are in the cache; None where nobody was asked.
     """
 
     path: str
@@ -42,6 +43,7 @@ class KeptFile:
     offset: int
     size_bytes: int
     present: bool | None
+    cached_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +149,9 @@ def _look(
     if not is_ours and is_locked(volume.lock):
         state, reason = "changing", "a command works on it"
     mapped_bytes = failing = complete = None
+    cached: dict[int, int] = {}
     disk_problems: list[str] = []
+    files = volume.files()
     if ask and device is not None and device.stats is not None:
         with suppress(BtrfsUblkError):
             stats = servers.ServerStats.parse(device.stats)
@@ -159,6 +163,9 @@ def _look(
             mapped_bytes = sum(
                 devices.device_map(volume.name).stats()["bytes"].values()
             )
+        with suppress(BtrfsUblkError):
+            if files:
+                cached = _cached_bytes(volume.name, volume.cache_of(definition))
     used_bytes = 0
     with suppress(FileNotFoundError):
         used_bytes = volume.sprout_image.stat().st_blocks * 512
@@ -186,11 +193,34 @@ def _look(
                 offset=one.offset,
                 size_bytes=one.size_bytes,
                 present=_is_present(mount, one.path) if state == "up" else None,
+                cached_bytes=(
+                    min(cached[one.offset], one.size_bytes)
+                    if one.size_bytes and one.offset in cached
+                    else None
+                ),
             )
-            for one in volume.files().values()
+            for one in files.values()
             if one.is_whole
         ],
     )
+
+
+def _cached_bytes(name: str, directory: Path) -> dict[int, int]:
+    """Return how much of what is mapped is in the cache, by offset. Server and cache
+    are asked once for all, as there may be thousands of files."""
+    with deferred():
+        # Only `volume status` needs it.
+        from btrfs_ublk.content.cache import Cache
+    client = devices.device_map(name)
+    keys = {
+        x["id"]: x.get("key") for x in client.sources() if x["digests"] != "computed"
+    }
+    there = {x.key: x.cached_bytes for x in Cache(directory).status().contents}
+    return {
+        mapping.offset: there.get(key, 0)
+        for mapping in client.list()
+        if (key := keys.get(mapping.source)) is not None
+    }
 
 
 def _is_present(mount: Path, path: str) -> bool:

@@ -172,8 +172,6 @@ int digest_list_store(const struct digest_list *list, const struct source *sourc
 		      struct store *store, uint64_t number, struct error *error);
 void digest_list_deinit(struct digest_list *list);
 int digest_from_hex(const char *hex, uint8_t digest[static SOURCE_DIGEST_BYTES]);
-void digest_to_hex(const uint8_t digest[static SOURCE_DIGEST_BYTES],
-		   char hex[static 2 * SOURCE_DIGEST_BYTES + 1]);
 
 /* description.c: a source that is to be added, or is in the map already. */
 struct new_source {

@@ -2,7 +2,8 @@
 /*
  * map-list returns `"mappings"` of [`"from"`, `"to"`), a page at a time, and `"next"`, where to go
  * on, or null. map-show returns the mapping at `"offset"` and its source, or the source of a given
- * number. map-sources returns all sources from number `"from"` on, in pages too.
+ * number. map-sources returns all sources from number `"from"` on, in pages too. The `"key"` of a
+ * source is the name of its content in the cache.
  */
 #include <errno.h>
 
@@ -55,9 +56,12 @@ static uint64_t count_cached(const struct map_request *request, const struct sou
 
 static json_t *source_json(const struct map_request *request, const struct source *source)
 {
-	return json_pack("{s:I, s:I, s:s, s:o}", "id", (json_int_t)source->id, "size",
-			 (json_int_t)source->size, "digests", map_digests_of(source), "description",
-			 store_source_json(request->space->store, source));
+	char key[2 * SOURCE_KEY_BYTES + 1];
+
+	digest_to_hex(source->key, key);
+	return json_pack("{s:I, s:I, s:s, s:s, s:o}", "id", (json_int_t)source->id, "size",
+			 (json_int_t)source->size, "digests", map_digests_of(source), "key", key,
+			 "description", store_source_json(request->space->store, source));
 }
 
 static int show_source(const struct map_request *request, const struct source *source)
