@@ -31,38 +31,10 @@ from support.images import (
     mkimage,
     mkimage_raw,
     small_tree,
-    three_layers,
 )
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS
 from btrfs_ublk.base.helpers import MKIMAGE, helper_path
-
-COMPRESSIONS = pytest.mark.parametrize("compression", ["none", "zstd:3"])
-
-
-@COMPRESSIONS
-def test_btrfs_check_is_content_with_a_small_tree(
-    sparse_path: Path, need: Callable[..., None], compression: str
-) -> None:
-    need(BTRFS_PROGS)
-    image = sparse_path / "image"
-    report = mkimage(
-        image, directory(small_tree(sparse_path / "tree")), compression=compression
-    )
-    assert report["counts"]["inline_files"] == 1
-    assert report["counts"]["shared_extents"] > 0
-    assert bool(report["counts"]["compressed_extents"]) == (compression != "none")
-    btrfs_check(assemble(image))
-
-
-def test_an_empty_directory_is_an_image(
-    sparse_path: Path, need: Callable[..., None]
-) -> None:
-    need(BTRFS_PROGS)
-    (sparse_path / "empty").mkdir()
-    report = mkimage(sparse_path / "image", directory(sparse_path / "empty"))
-    assert report["data_bytes"] == 0 and report["inodes"] == 1
-    btrfs_check(assemble(sparse_path / "image"))
 
 
 @as_root
@@ -117,31 +89,7 @@ def test_one_content_is_used_by_very_many_files(
     btrfs_check(assemble(sparse_path / "image"))
 
 
-def chain_ids(paths: list[Path]) -> list[str]:
-    chain: list[str] = []
-    for path in paths:
-        diff_id = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
-        text = f"{chain[-1]} {diff_id}".encode() if chain else b""
-        digest = hashlib.sha256(text).hexdigest()
-        chain.append(f"sha256:{digest}" if chain else diff_id)
-    return chain
-
-
-def test_layers_are_named_by_their_chain_ids(
-    sparse_path: Path, need: Callable[..., None]
-) -> None:
-    need(BTRFS_PROGS)
-    layers = three_layers(sparse_path)
-    report = mkimage(sparse_path / "image", *layers)
-    expected = chain_ids([entry["path"] for entry in layers])
-    assert [entry["name"] for entry in report["layers"]] == expected
-    assert [entry["chain_id"] for entry in report["layers"]] == expected
-    assert [entry["subvolume"] for entry in report["layers"]] == [256, 257, 258]
-    btrfs_check(assemble(sparse_path / "image"))
-
-
-@pytest.mark.parametrize("kind", ["tar", "directory"])
-def test_no_layer_is_gone_over_again_for_the_next(tmp_path: Path, kind: str) -> None:
+def test_no_layer_is_gone_over_again_for_the_next(tmp_path: Path) -> None:
     """What is read are the layers, and the metadata twice: for their UUIDs."""
     paths = []
     for number in range(40):
@@ -149,14 +97,12 @@ def test_no_layer_is_gone_over_again_for_the_next(tmp_path: Path, kind: str) -> 
         (top / str(number)).mkdir(parents=True)
         for name in range(100):
             (top / str(number) / str(name)).touch()
-        paths.append(top)
-        if kind == "tar":
-            paths[-1] = top.with_suffix(".tar")
-            with tarfile.open(paths[-1], "w") as tar:
-                tar.add(top, arcname=".")
+        paths.append(top.with_suffix(".tar"))
+        with tarfile.open(paths[-1], "w") as tar:
+            tar.add(top, arcname=".")
     output = tmp_path / "image"
     output.mkdir()
-    layers = [{"kind": kind, "path": str(path)} for path in paths]
+    layers = [{"kind": "tar", "path": str(path)} for path in paths]
     with subprocess.Popen(
         [helper_path(MKIMAGE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
@@ -167,7 +113,7 @@ def test_no_layer_is_gone_over_again_for_the_next(tmp_path: Path, kind: str) -> 
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         counts = Path(f"/proc/{child.pid}/io").read_text()
     read_bytes = int(counts.partition("rchar: ")[2].split()[0])
-    input_bytes = sum(path.stat().st_size for path in paths if path.is_file())
+    input_bytes = sum(path.stat().st_size for path in paths)
     assert report["metadata_bytes"] > 10 * KIB**2
     assert read_bytes < 2 * report["metadata_bytes"] + input_bytes + 4 * KIB**2
 
@@ -198,44 +144,22 @@ def test_an_image_may_have_many_layers(
         ({"checksum": "md5"}, "md5"),
         ({"label": "two\nlines"}, '"label"'),
         ({"colour": "red"}, "colour"),
+        ({"layers": [{"kind": "zip", "path": "/"}]}, "zip"),
+        ({"layers": [{"kind": "tar", "path": "/", "name": "a/b"}]}, "a/b"),
+        ({"layers": [{"kind": "tar", "path": "/", "diff_id": "sha256:1"}]}, "sha256:1"),
+        ("{", "the description: "),
     ],
 )
-def test_a_wrong_description_is_refused(
-    tmp_path: Path, change: dict[str, Any], said: str
-) -> None:
+def test_a_wrong_description_is_refused(tmp_path: Path, change: Any, said: str) -> None:
     (tmp_path / "image").mkdir()
     description: dict[str, Any] = {
         "layers": [{"kind": "directory", "path": str(tmp_path)}],
         "output": str(tmp_path / "image"),
     }
-    done = mkimage_raw(description | change)
+    done = mkimage_raw(change if isinstance(change, str) else description | change)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("btrfs-ublk-mkimage: error: ") and said in done.stderr
     assert list((tmp_path / "image").iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("entry", "said"),
-    [
-        ({"kind": "zip"}, "zip"),
-        ({"name": "a/b"}, "a/b"),
-        ({"diff_id": "sha256:12"}, "sha256:12"),
-    ],
-)
-def test_a_wrong_layer_is_refused(
-    tmp_path: Path, entry: dict[str, Any], said: str
-) -> None:
-    description = {
-        "layers": [{"kind": "tar", "path": str(tmp_path)} | entry],
-        "output": str(tmp_path),
-    }
-    done = mkimage_raw(description)
-    assert done.returncode == 2 and said in done.stderr
-
-
-def test_no_json_is_refused() -> None:
-    done = mkimage_raw("{")
-    assert done.returncode == 2 and "the description: " in done.stderr
 
 
 @pytest.mark.data
@@ -310,6 +234,7 @@ def test_what_btrfs_cannot_hold_is_named(sparse_path: Path) -> None:
     assert list(output.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_a_file_with_too_many_names_is_named(sparse_path: Path) -> None:
     tree, output = sparse_path / "tree", sparse_path / "image"
     tree.mkdir()
@@ -371,7 +296,7 @@ def test_a_tree_that_changes_while_it_is_read(
     """The image has a file as it was when it was opened, or there is none."""
     file, output = sparse_path / "tree/below/file", sparse_path / "image"
     file.parent.mkdir(parents=True)
-    file.write_bytes(random.Random(1).randbytes(8192 * KIB) * 4)
+    file.write_bytes(random.Random(1).randbytes(8192 * KIB) * 2)
     (sparse_path / "tree/next").touch()
     output.mkdir()
     layers = [directory(sparse_path / "tree") | {"path": str(sparse_path / "tree")}]

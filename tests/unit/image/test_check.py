@@ -6,14 +6,14 @@ import hashlib
 import json
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from support.images import CSUM_TREE, Editor, mkimage, tagged_image
+from support.images import CSUM_TREE, Editor, mkimage
 from support.needs import Need
 from support.registry import Registry, registry_fixture
 
@@ -27,7 +27,7 @@ from btrfs_ublk.image.pack import unpack
 from btrfs_ublk.image.pull import open_sealed
 from btrfs_ublk.image.reference import LayoutName
 from btrfs_ublk.image.source import OpenedSource
-from btrfs_ublk.units import KIB, MIB
+from btrfs_ublk.units import KIB
 
 UNIT = 64 * KIB
 CONTENT_BYTES = 10 * UNIT
@@ -48,16 +48,8 @@ class Checked:
 
 
 @pytest.fixture(autouse=True)
-def temporary(
-    sparse_path: Path, monkeypatch: pytest.MonkeyPatch, need: Need
-) -> Iterator[Path]:
-    """Where temporary files go by default: none may stay."""
+def progs(need: Need, temporary: None) -> None:
     need(BTRFS_PROGS)
-    path = sparse_path / "temporary"
-    path.mkdir()
-    monkeypatch.setenv("TMPDIR", str(path))
-    yield path
-    assert list(path.iterdir()) == []
 
 
 def run(*words: object) -> Result:
@@ -134,10 +126,9 @@ def test_an_image_that_is_right_is_clean(image: LayoutName, sparse_path: Path) -
     assert report["metadata_bytes"] > 0 and report["problems"] == []
 
 
-@pytest.mark.parametrize(("checksum", "number"), [("xxhash64", 1), ("blake2b", 3)])
-def test_other_checksums(sparse_path: Path, checksum: str, number: int) -> None:
+def test_another_checksum(sparse_path: Path) -> None:
     tree, layout = small_tree(sparse_path / "tree"), sparse_path / "layout"
-    argv = ["build", str(tree), "-o", str(layout), "--checksum", checksum]
+    argv = ["build", str(tree), "-o", str(layout), "--checksum", "blake2b"]
     built = CliRunner().invoke(command, argv)
     assert built.exit_code == 0, built.output
     name = LayoutName(layout, "latest")
@@ -146,7 +137,7 @@ def test_other_checksums(sparse_path: Path, checksum: str, number: int) -> None:
     unpack(opened.blob(manifest.pack.digest), seed)
     with open(seed, "rb") as file:
         file.seek(64 * KIB + 196)  # csum_type of the superblock
-        assert int.from_bytes(file.read(2), "little") == number
+        assert int.from_bytes(file.read(2), "little") == 3
     assert checked(name)["clean"]
 
 
@@ -160,23 +151,6 @@ def test_the_temporary_file_goes_where_it_is_told_to(
     assert list(other.iterdir()) == []
     with pytest.raises(UsageError, match="is no directory"):
         run(image, "--directory", sparse_path / "missing")
-
-
-def test_without_btrfs_check(image: LayoutName) -> None:
-    report = checked(image, "--no-btrfs-check")
-    assert report["clean"] and report["right_units"] == 10
-    assert report["btrfs_check"] == "left out: --no-btrfs-check was given"
-
-
-def test_an_image_of_layers_is_clean(sparse_path: Path) -> None:
-    some = random.Random(2)
-    source = tagged_image(
-        sparse_path / "source",
-        {"large": some.randbytes(MIB), "gone": b"x"},
-        {".wh.gone": b"", "other": some.randbytes(100_000)},
-    )
-    made = build_image(source, sparse_path / "layout", BuildOptions()).name
-    assert checked(made)["clean"]
 
 
 def test_an_image_without_data_is_clean(sparse_path: Path) -> None:
@@ -361,11 +335,6 @@ def test_images_of_a_registry(registry: Registry, image: LayoutName) -> None:
     done = check(name, *ca)
     assert done.status == 1
     assert done.line("unit 6 ").startswith(f"unit 6 at offset {6 * UNIT}: its digest ")
-
-    os.truncate(path, 5 * UNIT)
-    done = check(name, *ca)
-    assert done.status == 1
-    assert "it is missing" in done.line(f"unit 5 at offset {5 * UNIT}: ")
     path.unlink()
     done = check(name, *ca)
     assert done.status == 1 and "HTTP 404" in done.line("data sha256:")

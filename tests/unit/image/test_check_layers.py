@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,12 @@ from btrfs_ublk.image.reference import LayoutName
 from btrfs_ublk.image.source import open_source
 from btrfs_ublk.units import KIB
 
+pytestmark = pytest.mark.usefixtures("temporary")
+
 PLATFORM = "linux/amd64"
 UNIT = 64 * KIB
 LOWER = {"etc/os-release": b"ID=test\n", "big": b"1" * 70_000}
 UPPER = {"usr/bin/true": b"\x7fELF", ".wh.big": b""}
-
-
-@pytest.fixture(autouse=True)
-def temporary(sparse_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    path = sparse_path / "temporary"
-    path.mkdir()
-    monkeypatch.setenv("TMPDIR", str(path))
-    yield
-    assert list(path.iterdir()) == []
 
 
 def test_what_was_built_is_right(sparse_path: Path) -> None:

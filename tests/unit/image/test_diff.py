@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from btrfs_ublk.image.pull import open_sealed
 from btrfs_ublk.image.reference import LayoutName
 from btrfs_ublk.units import KIB
 
-pytestmark = pytest.mark.usefixtures("sanitized_helpers")
+pytestmark = pytest.mark.usefixtures("sanitized_helpers", "temporary")
 UNIT = 64 * KIB
 SECONDS = 1_500_000_000
 
@@ -34,15 +33,6 @@ class Compared:
     status: int
     lines: list[str]
     remark: str
-
-
-@pytest.fixture(autouse=True)
-def temporary(sparse_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    path = sparse_path / "temporary"
-    path.mkdir()
-    monkeypatch.setenv("TMPDIR", str(path))
-    yield
-    assert list(path.iterdir()) == []
 
 
 def run(*words: object) -> Any:

@@ -7,13 +7,13 @@ import os
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 from support.images import LAYER, ordinary_image, raw_index, sealed_image, tagged_image
+from support.needs import moments
 from support.processes import killed_at_event
 
 from btrfs_ublk.base.signals import interruptible
@@ -23,7 +23,6 @@ from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.documents import (
     DATA,
-    INDEX,
     MANIFEST,
     METADATA,
     InvalidImageError,
@@ -157,24 +156,6 @@ def test_what_is_no_document(data: bytes) -> None:
         parse_document(data, "here")
 
 
-def test_platforms_are_chosen(tmp_path: Path) -> None:
-    def one(name: str, **keys: str) -> Any:
-        return describe("m", name.encode(), platform=keys)
-
-    manifests = [
-        one("a", os="linux", architecture="amd64"),
-        one("b", os="linux", architecture="arm", variant="v7"),
-        one("c", os="unknown", architecture="unknown"),
-    ]
-    assert choose_platform(manifests, "linux/arm", "here") == manifests[1]
-    assert choose_platform(manifests, "linux/arm/v7", "here") == manifests[1]
-    with pytest.raises(UsageError) as refused:
-        choose_platform(manifests, "linux/riscv64", "here")
-    assert refused.value.hint and "linux/amd64, linux/arm/v7" in refused.value.hint
-    with pytest.raises(UsageError):
-        choose_platform(manifests, "unknown/unknown", "here")
-
-
 @pytest.mark.parametrize(
     ("there", "wanted", "chosen"),
     [
@@ -292,30 +273,6 @@ def test_layers_of_an_image_have_chain_ids(tmp_path: Path) -> None:
     assert source.config["architecture"] == "amd64"
 
 
-def test_an_index_is_followed(tmp_path: Path) -> None:
-    layout = Layout.made(tmp_path / "a")
-    manifests = [
-        dict(ordinary_image(layout, {"a": b"a"}).raw),
-        dict(ordinary_image(layout, {"b": b"b"}).raw)
-        | {"platform": {"os": "linux", "architecture": "arm64"}},
-    ]
-    index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}
-    layout.tag(layout.add(INDEX, to_bytes(index)), "both")
-    name = LayoutName(tmp_path / "a", "both")
-    source = opened(name, tmp_path / "b", "linux/arm64")
-    assert source.ordinary and source.ordinary.digest == manifests[1]["digest"]
-    assert source.ordinary.platform["architecture"] == "arm64"
-    with pytest.raises(UsageError, match="has no image for linux/s390x"):
-        opened(name, tmp_path / "b", "linux/s390x")
-
-
-def test_a_directory_has_no_whiteouts(tmp_path: Path) -> None:
-    source = open_source(tmp_path, Layout.made(tmp_path / "b"), RegistryAccess())
-    assert [layer.to_dict() for layer in source.layers] == [
-        {"kind": "directory", "path": str(tmp_path), "whiteouts": False}
-    ]
-
-
 def changed_image(path: Path, change: Any) -> LayoutName:
     layout = Layout.made(path)
     one = ordinary_image(layout, {"a": b"a"})
@@ -390,7 +347,7 @@ def test_a_signal_at_any_line_leaves_no_layout(tmp_path: Path) -> None:
                 signal.raise_signal(signal.SIGTERM)
         return trace
 
-    for number in count(1):
+    for number in moments():
         lines = number
         sys.settrace(trace)
         try:
@@ -507,11 +464,6 @@ def test_a_sealed_image_in_a_layout(tmp_path: Path) -> None:
     assert len(source.layers) == 2
 
 
-def test_two_builds_are_identical(tmp_path: Path) -> None:
-    one, two = sealed_image(tmp_path / "one"), sealed_image(tmp_path / "two")
-    assert (one.digest, one.sealed) == (two.digest, two.sealed)
-
-
 def stored(store: ImageStore, path: Path, seed: int) -> str:
     return pulled(store, sealed_image(path, seed=seed).name)
 
@@ -581,7 +533,7 @@ def test_gc_removes_what_a_killed_command_left(tmp_path: Path) -> None:
 
     pull()
     for command in (pull, collect):
-        for number in count(1):
+        for number in moments():
             was_killed = killed_at_event(number, command)
             collect()
             assert sorted(os.listdir(store.path)) == [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +14,8 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.images import made_by_hand
 
 from btrfs_ublk.content.digests import Digests
-from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.image import pack as packs
 from btrfs_ublk.image.documents import digest_of
 from btrfs_ublk.image.pack import (
@@ -65,7 +62,7 @@ def packed(directory: Path, seed: Path, digests: Digests, **keys: Any) -> Path:
     units=st.integers(0, 12),
     tail=st.integers(0, 15),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_unpacking_gives_the_same(
     blocks: dict[int, int], units: int, tail: int
 ) -> None:
@@ -86,20 +83,6 @@ def test_unpacking_gives_the_same(
         # Blocks of zeroes are not stored, whether they are holes or not.
         stored = sum(length for _, length in header.extents)
         assert stored == 4096 * sum(byte != 0 for byte in blocks.values())
-
-
-def test_the_same_input_makes_the_same_pack(tmp_path: Path) -> None:
-    report = made_by_hand(tmp_path / "made", layers=[DIFF])
-    seed, made = tmp_path / "made" / "seed.img", []
-    dense = tmp_path / "dense"
-    dense.write_bytes(seed.read_bytes())
-    data = (tmp_path / "made" / "data").stat().st_size
-    digests = Digests(
-        data, report["unit"], (tmp_path / "made" / "digests").read_bytes()
-    )
-    for each in (seed, dense):
-        made.append(packed(tmp_path, each, digests).read_bytes())
-    assert made[0] == made[1]
 
 
 def test_a_local_part_of_256_gib_takes_its_blocks_only(tmp_path: Path) -> None:
@@ -150,6 +133,12 @@ def test_one_made_by_hand_is_accepted(tmp_path: Path) -> None:
 
 
 SECOND = digest_of(b"another layer")
+FIRST = (DIFF, DIFF, 256)
+
+
+def layers(*each: tuple[str, str | None, int]) -> dict[str, Any]:
+    names = ("chain_id", "diff_id", "subvolume")
+    return {"layers": [dict(zip(names, one, strict=True)) for one in each]}
 
 
 @pytest.mark.parametrize(
@@ -186,38 +175,12 @@ SECOND = digest_of(b"another layer")
         ({"layers": []}, "it has 0 layers"),
         ({"layers": [None]}, "is no layer"),
         ({"layers": [{"chain_id": DIFF}]}, "is no layer"),
+        (layers(("x/../y", None, 256)), "chain_id 'x/../y'"),
+        (layers((DIFF, DIFF, 5)), "subvolume 5"),
+        (layers((SECOND, DIFF, 256)), "its diff IDs make"),
+        (layers(FIRST, (SECOND, SECOND, 257)), "layer 1 has chain ID"),
         (
-            {"layers": [{"chain_id": "x/../y", "diff_id": None, "subvolume": 256}]},
-            "chain_id 'x/../y'",
-        ),
-        (
-            {"layers": [{"chain_id": DIFF, "diff_id": DIFF, "subvolume": 5}]},
-            "subvolume 5",
-        ),
-        (
-            {"layers": [{"chain_id": SECOND, "diff_id": DIFF, "subvolume": 256}]},
-            "its diff IDs make",
-        ),
-        (
-            {
-                "layers": [
-                    {"chain_id": DIFF, "diff_id": DIFF, "subvolume": 256},
-                    {"chain_id": SECOND, "diff_id": SECOND, "subvolume": 257},
-                ]
-            },
-            "layer 1 has chain ID",
-        ),
-        (
-            {
-                "layers": [
-                    {"chain_id": DIFF, "diff_id": DIFF, "subvolume": 256},
-                    {
-                        "chain_id": next_chain_id(DIFF, SECOND),
-                        "diff_id": SECOND,
-                        "subvolume": 256,
-                    },
-                ]
-            },
+            layers(FIRST, (next_chain_id(DIFF, SECOND), SECOND, 256)),
             "or another layer's",
         ),
         (
@@ -311,38 +274,8 @@ def test_a_window_larger_than_ours_is_refused(tmp_path: Path) -> None:
         read_header(tmp_path / "pack")
 
 
-def test_little_free_space_is_noticed_before(tmp_path: Path) -> None:
-    free = os.statvfs(tmp_path)
-    quarter = free.f_bavail * free.f_frsize // 4
-    size_bytes = (quarter + GIB) // 4096 * 4096
-    path = written(
-        tmp_path,
-        stream(keys_of_a_pack(local_bytes=size_bytes, extents=[[0, size_bytes]])),
-    )
-    # On a large disk the absolute bound is reached first.
-    with pytest.raises(BtrfsUblkError, match="more than"):
-        unpack(path, tmp_path / "seed")
-    assert not (tmp_path / "seed").exists()
-
-
 def test_a_manifest_has_to_tell_of_the_same_data(tmp_path: Path) -> None:
     header = read_header(written(tmp_path, stream(keys_of_a_pack())))
     check_data(header, header.data_bytes)
     with pytest.raises(InvalidPackError, match="bytes of data, and the manifest of 0"):
         check_data(header, 0)
-
-
-@given(st.binary(max_size=200), st.integers(0, 2000))
-@settings(max_examples=150, deadline=None)
-def test_any_change_is_refused_or_harmless(change: bytes, at: int) -> None:
-    """Whatever stands in a stream, it is unpacked as it says, or refused."""
-    content = bytearray(stream(keys_of_a_pack()))
-    content[at : at + len(change)] = change
-    with tempfile.TemporaryDirectory() as name:
-        path = written(Path(name), bytes(content))
-        seed = Path(name) / "seed"
-        try:
-            header, _ = unpack(path, seed)
-        except InvalidPackError:
-            return
-        assert seed.stat().st_size == header.local_bytes

@@ -19,19 +19,12 @@ from support.signing import (
     sign,
 )
 
-from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuiltImage
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.places import open_repository
-from btrfs_ublk.image.policy import (
-    Policy,
-    RefusedImageError,
-    Rule,
-    policy_path,
-    read_policy,
-)
+from btrfs_ublk.image.policy import Policy, RefusedImageError, Rule, read_policy
 from btrfs_ublk.image.pull import pull_image
 from btrfs_ublk.image.reference import Reference, parse_reference
 from btrfs_ublk.image.signature import read_key, signer_of
@@ -133,13 +126,6 @@ def test_a_file_that_others_may_change_is_refused(tmp_path: Path) -> None:
     path.chmod(0o666)
     with pytest.raises(UsageError, match="can be changed by others"):
         read_policy(path)
-
-
-def test_the_file_is_with_the_other_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path))
-    assert policy_path() == tmp_path / "images.toml"
 
 
 def test_what_is_no_key_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from support.images import raw_index, sealed_image, tagged_image
+from support.images import raw_index, sealed_image
 from support.needs import Need
 from support.registry import (
     IDENTITY_TOKEN,
@@ -57,7 +57,6 @@ from btrfs_ublk.image.store import ImageStore
 from btrfs_ublk.image.transfer import Pushed, fetch_blob, push_image
 
 SKOPEO = Program("skopeo", package="skopeo")
-PODMAN = Program("podman", package="podman")
 AUTH = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
 
 
@@ -135,16 +134,6 @@ def test_one_name_has_both(
         assert layer == was
 
 
-def test_a_second_push_sends_nothing(
-    target: Reference, access: RegistryAccess, tmp_path: Path
-) -> None:
-    image = sealed_image(tmp_path / "image")
-    first = pushed(image, target, access)
-    again = pushed(image, target, access)
-    assert first.uploaded == 6
-    assert (again.uploaded, again.uploaded_bytes, again.there) == (0, 0, 6)
-
-
 def test_blobs_are_mounted_from_another_repository(
     target: Reference, access: RegistryAccess, tmp_path: Path
 ) -> None:
@@ -189,27 +178,6 @@ def test_by_digest_no_policy_is_needed(
         pulled = pull_image(target.at(digest), access, store, policy=policy)
         assert pulled.digest == image.sealed
         assert pulled.why == "named by its digest"
-
-
-def test_inspect_looks_at_a_registry(
-    target: Reference, access: RegistryAccess, tmp_path: Path
-) -> None:
-    image = sealed_image(tmp_path / "image")
-    pushed(image, target, access)
-    there, here = inspect_image(target, access), inspect_image(image.name, access)
-    assert there.to_dict() | {"name": ""} == here.to_dict() | {"name": ""}
-    assert here.platform == "linux/amd64" and len(here.header.layers) == 2
-
-
-def test_an_ordinary_image_is_no_sealed_one(
-    target: Reference, access: RegistryAccess, tmp_path: Path
-) -> None:
-    name = tagged_image(tmp_path / "image", {"a": b"a"})
-    layout = Layout.opened(name.path)
-    with open_repository(target, access, writing=True) as repository:
-        push_image(layout, layout.find("app"), target, repository)
-    with pytest.raises(UsageError, match="is an ordinary image only"):
-        pull_image(target, access, ImageStore(tmp_path / "s"), policy=allowing(target))
 
 
 def copied_by_skopeo(target: Reference, tmp_path: Path, *command: str) -> Path:
@@ -260,13 +228,6 @@ def test_other_clients_see_the_ordinary_image(
     assert manifest["config"] == before["config"]
 
 
-def test_one_token_serves_many_requests(
-    registry: Registry, target: Reference, access: RegistryAccess, tmp_path: Path
-) -> None:
-    pushed(sealed_image(tmp_path / "image"), target, access)
-    assert len(registry.tokens.requests) == 1
-
-
 def test_tokens_that_expire_are_renewed(
     registry: Registry, target: Reference, access: RegistryAccess, tmp_path: Path
 ) -> None:
@@ -286,55 +247,6 @@ def test_logins_of_other_forms(
     registry: Registry, target: Reference, tmp_path: Path, entry: object
 ) -> None:
     login = config(tmp_path / "config.json", registry.host, entry)
-    access = RegistryAccess(docker_config=login, insecure=True)
-    image = sealed_image(tmp_path / "image")
-    assert pushed(image, target, access).digest == image.digest
-
-
-@pytest.mark.parametrize("session", [True, False])
-def test_what_podman_has_written_is_found(
-    registry: Registry,
-    need: Need,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    session: bool,
-) -> None:
-    """A login for a part of a registry, in the file that podman itself chooses."""
-    need(PODMAN)
-    for name in ("REGISTRY_AUTH_FILE", "DOCKER_CONFIG", "XDG_CONFIG_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    run_directory = tmp_path / "run"
-    run_directory.mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(run_directory))
-    if not session:
-        monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))
-    argv = ["podman", "login", "--tls-verify=false", "--username", USER]
-    argv += ["--password-stdin", f"{registry.host}/tests"]
-    run(argv, input=PASSWORD, timeout_s=60)
-    assert (run_directory / "containers/auth.json").exists() is session
-    for repository, status in (("tests/podman", 404), ("others/podman", 401)):
-        with pytest.raises(RegistryError, match=f"HTTP {status}"):
-            inspect_image(
-                Reference(registry.host, repository, "app"),
-                RegistryAccess(insecure=True),
-            )
-
-
-def test_a_credential_helper_is_asked(
-    registry: Registry,
-    target: Reference,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    helper = tmp_path / "docker-credential-tests"
-    answer = json.dumps({"Username": USER, "Secret": PASSWORD})
-    helper.write_text(f"#!/bin/sh\nread -r asked\ntest \"$1 $asked\" = 'get {registry.host}' && echo '{answer}'\n")  # fmt: skip  # noqa: E501
-    helper.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    login = tmp_path / "config.json"
-    login.touch(mode=0o600)
-    login.write_text(json.dumps({"credHelpers": {registry.host: "tests"}}))
     access = RegistryAccess(docker_config=login, insecure=True)
     image = sealed_image(tmp_path / "image")
     assert pushed(image, target, access).digest == image.digest
@@ -494,15 +406,6 @@ def test_what_is_not_there(target: Reference, access: RegistryAccess) -> None:
         inspect_image(target, access)
     assert "cannot get the manifest app: HTTP 404" in refused.value.message
     assert "MANIFEST_UNKNOWN" in refused.value.message
-
-
-def test_a_login_that_others_may_read_is_refused(
-    registry: Registry, target: Reference, tmp_path: Path
-) -> None:
-    login = config(tmp_path / "config.json", registry.host, {"auth": AUTH})
-    login.chmod(0o644)
-    with pytest.raises(UsageError, match="is open to others"):
-        inspect_image(target, RegistryAccess(docker_config=login, insecure=True))
 
 
 def test_http_is_for_loopback_only() -> None:
@@ -704,49 +607,35 @@ def test_what_a_cache_sends_is_apart_until_it_is_verified(
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_cache_that_lacks_a_slice_is_asked_for_the_rest(
-    target: Reference, access: RegistryAccess, tmp_path: Path, registry: Registry
+@pytest.mark.parametrize("kind", ["lacks a slice", "sends little each time"])
+def test_a_cache_that_sends_a_part(
+    target: Reference,
+    access: RegistryAccess,
+    tmp_path: Path,
+    registry: Registry,
+    kind: str,
 ) -> None:
-    """A site cache ends its answer there, or says 425 before the first one."""
+    """A site cache ends its answer where it lacks a slice, or says 425 before the first
+    one; one that could have a pull ask for ever is left."""
     data = random.Random(6).randbytes(1 << 20)
     one = describe("application/octet-stream", data)
     registry.push(target.repository, data)
+    most = (256 << 10) if kind == "lacks a slice" else (4 << 10)
 
     def cache(request: str) -> bytes:
-        if len(server.requests) == 1:
+        if kind == "lacks a slice" and len(server.requests) == 1:
             return response("425 Too Early")
-        if len(server.requests) == 2:
-            return response("200 OK", data[: 256 << 10], length=len(data))
-        assert "Range: bytes=262144-\r\n" in request
-        return response("206 Partial Content", data[256 << 10 :])
-
-    with scripted_server(cache) as server:
-        access = replace(access, via=(server.url("").rstrip("/"),))
-        with open_repository(target, access) as repository:
-            repository.download(one, tmp_path / "part")
-    assert len(server.requests) == 3
-    assert (tmp_path / "part").read_bytes() == data
-
-
-def test_a_cache_that_sends_little_each_time_is_left(
-    target: Reference, access: RegistryAccess, tmp_path: Path, registry: Registry
-) -> None:
-    """Else it could have a pull ask for ever."""
-    data = random.Random(7).randbytes(1 << 20)
-    one = describe("application/octet-stream", data)
-    registry.push(target.repository, data)
-
-    def cache(request: str) -> bytes:
         found = re.search(r"(?i)range: bytes=(\d+)-", request)
         at = int(found[1]) if found else 0
         status = "206 Partial Content" if found else "200 OK"
-        return response(status, data[at : at + (4 << 10)], length=len(data) - at)
+        end = len(data) if kind == "lacks a slice" and at else at + most
+        return response(status, data[at:end], length=len(data) - at)
 
     with scripted_server(cache) as server:
         access = replace(access, via=(server.url("").rstrip("/"),))
         with open_repository(target, access) as repository:
             repository.download(one, tmp_path / "part")
-    assert len(server.requests) == 16 + 4
+    assert len(server.requests) == (3 if kind == "lacks a slice" else 16 + 4)
     assert (tmp_path / "part").read_bytes() == data
 
 

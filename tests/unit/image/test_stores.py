@@ -10,13 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.images import raw_index, sealed_image
+from support.images import sealed_image
 from support.needs import Need
 from support.s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, WEED, S3Server, s3_server
 from support.web_servers import NGINX, WebServer, web_server
 
-from btrfs_ublk.base.capabilities import Program
-from btrfs_ublk.base.process import run
 from btrfs_ublk.content.s3 import s3_keys
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image import stored_layout
@@ -39,7 +37,6 @@ from btrfs_ublk.image.reference import Reference, parse_name, parse_reference
 from btrfs_ublk.image.store import ImageStore
 from btrfs_ublk.image.transfer import Pushed, push_image
 
-SKOPEO = Program("skopeo", package="skopeo")
 ACCESS = RegistryAccess()
 #: Tests share a store, and each has a directory of its own.
 PLACE = f"s3://{BUCKET}/images"
@@ -109,20 +106,6 @@ def command(*args: object) -> subprocess.CompletedProcess[str]:
 def test_names_that_are_refused(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parse_name(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "s3://team.images/a/b:1.0",
-        f"https://example.org:8443/a@sha256:{64 * '0'}",
-        f"http://127.0.0.1/a:1@sha256:{64 * '0'}",
-    ],
-)
-def test_names(text: str) -> None:
-    name = parse_name(text)
-    assert isinstance(name, Reference) and not name.is_in_registry
-    assert str(name) == text and text.startswith(f"{name.place}")
 
 
 def test_a_bucket(target: Reference, tmp_path: Path) -> None:
@@ -327,27 +310,6 @@ def test_a_web_server(web: WebServer, tmp_path: Path) -> None:
     elsewhere = parse_reference(f"{web.url('files/none')}:app")
     with pytest.raises(BtrfsUblkError, match="is no OCI image layout"):
         inspect_image(elsewhere, RegistryAccess(insecure=True))
-
-
-def test_stock_tools_read_what_is_copied_from_there(
-    need: Need, target: Reference, bucket: S3Server, tmp_path: Path
-) -> None:
-    need(SKOPEO)
-    import boto3
-
-    image = sealed_image(tmp_path / "image")
-    push(image, target)
-    client = boto3.client("s3", region_name="us-east-1")
-    listed = client.list_objects_v2(Bucket=BUCKET, Prefix=f"{target.repository}/")
-    for one in listed["Contents"]:
-        path = tmp_path / "copy" / one["Key"].removeprefix(f"{target.repository}/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        client.download_file(BUCKET, one["Key"], str(path))
-    assert len(raw_index(tmp_path / "copy")["manifests"]) == 1
-    run(
-        [*("skopeo", "copy", "-q"), f"oci:{tmp_path}/copy:1.0", f"dir:{tmp_path}/out"],
-        timeout_s=60,
-    )
 
 
 @pytest.mark.parametrize(
