@@ -8,7 +8,6 @@ import pkgutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import FrozenInstanceError, replace
 from os import PathLike
 from pathlib import Path, PurePosixPath
@@ -17,7 +16,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 import btrfs_ublk
-from btrfs_ublk import BtrfsUblkError, VolumeDefinition, api, make_seed
+from btrfs_ublk import VolumeDefinition, api
 from btrfs_ublk.base.ledger import Entry, Ledger
 from btrfs_ublk.base.paths import OptionalPath
 from btrfs_ublk.content.maps import Ask
@@ -115,38 +114,6 @@ def test_a_path_may_be_a_string() -> None:
     paths = {x for x, kinds in taken.items() if Path in kinds or PathLike[str] in kinds}
     assert len(paths) > 30
     assert {x for x in paths if taken[x][1:3] != [str, PathLike[str]]} == set()
-
-
-def test_functions_do_not_stumble_over_strings(tmp_path: Path) -> None:
-    """There is nothing at these paths, nor can there be: a file is in the way."""
-    (tmp_path / "file").touch()
-    nowhere = str(tmp_path / "file" / "below")
-    arguments: dict[str, Any] = {
-        **{"contents": (), "definition": VolumeDefinition(), "name": "none"},
-        **{"offset": 0, "size_bytes": 4096, "source_offset": 0},
-        **{"virtual_data_size": 1 << 30, "writable_bytes": 1 << 20},
-        "seed": make_seed(str(tmp_path / "seed"), virtual_data_size=1 << 30),
-    }
-    called = set()
-    for name, function in functions():
-        parameters = inspect.signature(function).parameters.values()
-        paths = {
-            x
-            for x, hint in hints_of(function).items()
-            if PathLike[str] in get_args(hint)
-        }
-        if not paths or "." in name:
-            continue
-        given = {x: nowhere for x in paths}
-        for x in parameters:
-            if x.default is x.empty and x.name not in paths:
-                given[x.name] = arguments[x.name]
-        called.add(name)
-        with suppress(BtrfsUblkError, OSError), ExitStack() as stack:
-            made = function(**given)
-            if isinstance(made, AbstractContextManager):
-                stack.enter_context(made)
-    assert {"up_volume", "loop_device", "digest_file", "make_seed"} <= called
 
 
 def test_attributes_that_are_paths(tmp_path: Path) -> None:

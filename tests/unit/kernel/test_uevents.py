@@ -22,10 +22,6 @@ def test_other_messages_are_ignored(message: bytes) -> None:
     assert parse_uevent(message) == {}
 
 
-def test_a_true_condition_needs_no_event() -> None:
-    assert wait_until(lambda: "now", timeout_s=0, what="nothing") == "now"
-
-
 def test_the_deadline_is_kept_and_says_what_was_awaited() -> None:
     start_s = time.monotonic()
     with pytest.raises(TimeoutError, match="the thing: it did not happen within 0.3 s"):

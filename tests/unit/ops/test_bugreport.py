@@ -121,15 +121,6 @@ def test_what_cannot_be_had_is_said(tmp_path: Path) -> None:
         assert tar.getnames() == [f"report/{name}" for name, _ in parts]
 
 
-@pytest.mark.parametrize(
-    "name", ["report.tar.gz", "report.tgz", "report.tar", "report.gz", "report"]
-)
-def test_its_directory_has_no_ending(name: str, tmp_path: Path) -> None:
-    write_report(tmp_path / name, found=[("x", str)])
-    with tarfile.open(tmp_path / name) as tar:
-        assert tar.getnames() == ["report/x"]
-
-
 def test_nothing_is_overwritten_or_left(tmp_path: Path) -> None:
     path = tmp_path / "report.tar.gz"
     path.write_text("mine")

@@ -11,31 +11,14 @@ from typing import Any
 
 import pytest
 
-import btrfs_ublk
-from btrfs_ublk.base.capabilities import (
-    LOOP,
-    ROOT,
-    UBLK,
-    PythonPackage,
-)
-from btrfs_ublk.base.helpers import HELPERS_VARIABLE, MKSEED, SERVER, helper_path
-from btrfs_ublk.ops.doctor.install import command_for
+from btrfs_ublk.base.capabilities import LOOP, ROOT, UBLK
+from btrfs_ublk.base.helpers import HELPERS_VARIABLE, MKSEED
 
 #: Imports all before it gives root up: the package may be where others cannot read.
 AS_NOBODY = """
 import os, sys
 import btrfs_ublk.cli.main, btrfs_ublk.cli.doctor
 os.setgroups([]), os.setgid(65534), os.setuid(65534)
-sys.argv[0] = "btrfs-ublk"
-btrfs_ublk.cli.main.main()
-"""
-
-#: The same, from where there is nothing but the package.
-AS_INSTALLED = """
-import sys
-sys.meta_path[:] = [x for x in sys.meta_path if "editable" not in type(x).__module__]
-sys.path.insert(0, {directory!r})
-import btrfs_ublk.cli.main
 sys.argv[0] = "btrfs-ublk"
 btrfs_ublk.cli.main.main()
 """
@@ -96,17 +79,6 @@ def test_what_is_missing_has_a_command(
     assert f"$ {sudo}apt-get install fio" in text
 
 
-@pytest.mark.parametrize("setup", ["--bench", "--test"])
-def test_a_python_package_has_its_set_up(
-    setup: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = PythonPackage("a", setup=setup)
-    assert command_for(package) == f"scripts/setup {setup}"
-    assert package.hint == f"run scripts/setup {setup}"
-    monkeypatch.setattr("btrfs_ublk.base.capabilities.checkout", lambda: None)
-    assert package.hint == f"run {sys.executable} -m pip install a"
-
-
 def test_it_loads_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if UBLK.probe() is None or ROOT.probe() is not None:
         pytest.skip("does not apply: there is nothing that root would load")
@@ -139,15 +111,3 @@ def test_others_than_root_are_told_what_only_root_may() -> None:
     assert "not looked at: use of /dev/loop-control" in " ".join(text.split())
     assert text.count("sudo ") - text.count("sudo apt-get") == 1
     assert "run as root" not in text
-
-
-def test_an_installed_package_recommends_no_scripts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(HELPERS_VARIABLE, str(helper_path(SERVER).parent))
-    package = Path(btrfs_ublk.__file__).parent
-    (tmp_path / "btrfs_ublk").symlink_to(package)
-    program = ("-c", AS_INSTALLED.format(directory=str(tmp_path)))
-    done = _doctor("--all", program=program)
-    assert done.stdout.startswith("btrfs-ublk "), done.stderr
-    assert "serve with ublk" in done.stdout and "scripts/" not in done.stdout

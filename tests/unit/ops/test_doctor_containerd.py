@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -107,13 +105,3 @@ def test_the_plugin_has_another_name(plugin: str, tmp_path: Path) -> None:
     }
     both = problems(f"version = 3\n{plugin}{renamed}{second}")
     assert "'btrfs-ublk' and 'overlaybd' have one address" in both["proxy plugin"]
-
-
-def test_doctor_says_it(need: Need) -> None:
-    need(Program("containerd", "containerd"))
-    done = subprocess.run(
-        [*BTRFS_UBLK, "doctor", "--json"], capture_output=True, timeout=120
-    )
-    abilities = {x["name"]: x for x in json.loads(done.stdout)["abilities"]}
-    findings = {x["what"]: x for x in abilities["containerd"]["findings"]}
-    assert findings["proxy plugin"]["hint"] == "see: btrfs-ublk snapshotter config"

@@ -80,14 +80,6 @@ def test_page_is_valid(name: str, tmp_path: Path, need: Need) -> None:
         assert heading in words
 
 
-def test_a_page_has_what_help_has() -> None:
-    page = _PAGES["btrfs-ublk-seed.1"]
-    assert r"\fB\-\-metadata\-profile [single|dup]\fR" in page
-    assert ".SS btrfs\\-ublk seed create [OPTIONS] PATH\nWrite a seed image.\n" in page
-    assert r"see \fBbtrfs\-ublk" in page
-    assert '.TH BTRFS\\-UBLK\\-SEED 1 2026-01-02 "btrfs-ublk ' in page
-
-
 def test_pages_are_written(tmp_path: Path) -> None:
     directory = tmp_path / "share" / "man1"
     subprocess.run(

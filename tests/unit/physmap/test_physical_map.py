@@ -347,14 +347,6 @@ def test_malformed_rows_are_named(line: str) -> None:
     assert (caught.value.rule, caught.value.row_number) == ("form", 2)
 
 
-def test_a_newline_in_the_wrong_place_is_noticed() -> None:
-    cells = (GOOD_LINE * 2).replace("\n", "\t").split("\t")[:-1]
-    for cut in (7, 8, 10, 11):
-        body = "\t".join(cells[:cut]) + "\n" + "\t".join(cells[cut:]) + "\n"
-        with pytest.raises(MappingError):
-            PhysicalMap.parse_tsv(f"{TSV_HEADER}\n{body}")
-
-
 @pytest.mark.parametrize("text", ["", "x\n", TSV_HEADER, GOOD_LINE])
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(MappingError, match="not the output"):

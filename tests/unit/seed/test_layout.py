@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from pathlib import Path
 
@@ -138,11 +137,3 @@ def test_runs_of_a_map() -> None:
     assert rows(RUNS[0]).contiguous_runs() == [RUNS[0]]
     with pytest.raises(MappingError, match="contiguous runs"):
         rows().contiguous_runs()
-
-
-def test_it_fits_in_json(tmp_path: Path) -> None:
-    seed = make(tmp_path / "seed")
-    keys = json.loads(json.dumps(seed.to_dict()))
-    assert keys["fsid"] == str(seed.fsid) and keys["strategy"] == "fallocate"
-    assert keys["virtual_data"]["device_offset"] == MIB
-    assert keys["virtual_data"]["runs"][2] == RUNS[2]._asdict()

@@ -2,52 +2,21 @@
 
 from __future__ import annotations
 
-import errno
 import http.client
-import io
 import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from btrfs_ublk.testing.range_server import _Server, wanted_range
 from btrfs_ublk.testing.range_server_fixtures import RangeServer, range_server
 
 DATA = bytes(range(256)) * 4
 Headers = dict[str, str]
-
-
-@pytest.mark.parametrize(
-    "header, size, wanted",
-    [
-        (None, 10, None),
-        ("bytes=0-0", 10, (0, 1)),
-        ("bytes=2-4", 10, (2, 3)),
-        ("bytes=2-", 10, (2, 8)),
-        ("bytes=2-99", 10, (2, 8)),
-        ("bytes=-3", 10, (7, 3)),
-        ("bytes=-99", 10, (0, 10)),
-        ("bytes=4-2", 10, None),
-        ("bytes=-", 10, None),
-        ("bytes=0-1,4-5", 10, None),
-        ("items=0-1", 10, None),
-        ("bytes=10-", 10, "unsatisfiable"),
-        ("bytes=-0", 10, "unsatisfiable"),
-        ("bytes=0-", 0, "unsatisfiable"),
-    ],
-)
-def test_ranges(header: str | None, size: int, wanted: object) -> None:
-    if wanted == "unsatisfiable":
-        with pytest.raises(ValueError):
-            wanted_range(header, size)
-    else:
-        assert wanted_range(header, size) == wanted
 
 
 @pytest.fixture(scope="module")
@@ -145,31 +114,6 @@ def test_a_file_that_becomes_shorter_ends_the_connection(
         with pytest.raises(http.client.IncompleteRead) as caught:
             answer.read()
     assert not caught.value.partial.strip(b"\0")
-
-
-def test_a_disk_that_fails_ends_the_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another answer in the midst of this one would be taken for a part of the file."""
-
-    class Failing(io.FileIO):
-        def read(self, size: int | None = -1) -> bytes:
-            if self.tell():
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            return super().read(4096)
-
-    (tmp_path / "bad").write_bytes(bytes(8192))
-    monkeypatch.setattr(Path, "open", lambda path, _mode: Failing(path))
-    with _Server(tmp_path, 0, None) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        host, port = server.server_address[:2]
-        with closing(http.client.HTTPConnection(str(host), port, timeout=20)) as made:
-            made.request("GET", "/bad")
-            with made.getresponse() as answer:
-                with pytest.raises(http.client.IncompleteRead) as caught:
-                    answer.read()
-        server.shutdown()
-    assert caught.value.partial == bytes(4096)
 
 
 @pytest.mark.parametrize("how", ["TERM", "INT", "the end of its parent"])
