@@ -130,8 +130,10 @@ def test_only_what_is_needed_is_fetched(
 
 
 @pytest.mark.parametrize("codec", ["gzip", "unaligned"], indirect=True)
-@pytest.mark.parametrize("how", ["flip", "zeroes", "bomb", "another"])
-@pytest.mark.parametrize("digests", [False, True])
+@pytest.mark.parametrize(
+    ("how", "digests"),
+    [*((how, True) for how in ("flip", "bomb", "another")), ("zeroes", False)],
+)
 def test_another_object_is_never_read(
     sanitized_build: Path,
     web: WebServer,

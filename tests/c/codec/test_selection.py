@@ -206,7 +206,7 @@ def test_many_changes(sanitized_build: Path, tmp_path: Path) -> None:
     make(tmp_path, "gzip", gzip.compress(DATA))
     fuzz = sanitized_build / "csrc/tests/fuzz-codec"
     done = subprocess.run(
-        [fuzz, "--iterations", "400", tmp_path / "object"],
+        [fuzz, "--iterations", "150", tmp_path / "object"],
         capture_output=True,
         text=True,
         timeout=120,

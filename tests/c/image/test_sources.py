@@ -31,7 +31,6 @@ from support.trees import (
     tree_of,
 )
 
-KIB = 1024
 TIMEOUT_S = 300
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes such trees")
 
@@ -203,15 +202,6 @@ def test_acls_as_text(shell: Shell, in_memory: Path) -> None:
     header.pax_headers = {"SCHILY.acl.access": "user::rw-\nuser:lena:r--\n"}
     said = refusal(shell, f"tar:{make_tar(in_memory / 'tar', header)}")
     assert '"file": an ACL names "lena", and no number of it' in said
-    # What the hint says.
-    (in_memory / "file").touch()
-    os.setxattr(in_memory / "file", "system.posix_acl_access", trees.ACCESS_ACL)
-    words = ["tar", "--xattrs", "--xattrs-include=*", "-C", in_memory, "-cf"]
-    subprocess.run([*words, in_memory / "numbers", "file"], check=True, timeout=60)
-    (model,) = models(shell, f"tar:{in_memory / 'numbers'}")
-    assert dict(tree_of(model)[b"file"].xattrs) == {
-        b"system.posix_acl_access": trees.ACCESS_ACL
-    }
 
 
 def make_tar(path: Path, *headers: Member) -> Path:
@@ -229,13 +219,6 @@ def test_names_that_are_not_utf8(shell: Shell, tmp_path: Path) -> None:
     tree = tree_of(model)
     assert tree.keys() >= {os.fsencode(odd), "é".encode()}
     assert tree[os.fsencode(odd) + b"l"].target == os.fsencode(odd)
-
-
-def test_parents_are_made(shell: Shell, tmp_path: Path) -> None:
-    (model,) = models(shell, f"tar:{make_tar(tmp_path / 'tar', entry('./a/./b//c'))}")
-    tree = tree_of(model)
-    assert sorted(tree) == [b".", b"a", b"a/b", b"a/b/c"]
-    assert tree[b"a/b"].mode == 0o40755 and tree[b"a/b"].mtime_ns == 0
 
 
 @pytest.mark.parametrize(
@@ -321,19 +304,6 @@ def test_the_top_has_what_its_entry_says(shell: Shell, tmp_path: Path) -> None:
         layer = make_tar(tmp_path / "layer", directory(name, uid=7))
         (model,) = models(shell, f"oci:{layer}")
         assert {key: x.uid for key, x in tree_of(model).items()} == {b".": 7}
-
-
-def test_links_within_the_tree_are_followed(shell: Shell, tmp_path: Path) -> None:
-    tar = make_tar(
-        tmp_path / "tar",
-        directory("usr/lib/x"),
-        link("lib", "usr/lib"),
-        link("usr/lib/up", "../lib/x/../x"),
-        entry("lib/file"),
-        entry("lib/up/below"),
-    )
-    (model,) = models(shell, f"tar:{tar}")
-    assert {"usr/lib/file", "usr/lib/x/below"} <= names(model)
 
 
 def test_a_name_that_comes_twice(shell: Shell, tmp_path: Path) -> None:
@@ -552,7 +522,7 @@ def test_changed_tars(sanitized_build: Path, tmp_path: Path) -> None:
     create = ["tar", "--create", "--sparse", "--format=gnu", f"--file={sparse}"]
     subprocess.run([*create, f"--directory={tmp_path}", "holes"], check=True)
     done = subprocess.run(
-        [sanitized_build / "csrc/tests/fuzz-tar", "--iterations", "1500", tar, sparse],
+        [sanitized_build / "csrc/tests/fuzz-tar", "--iterations", "700", tar, sparse],
         capture_output=True,
         timeout=TIMEOUT_S,
         env=os.environ | SANITIZER_ENVIRONMENT,

@@ -33,27 +33,6 @@ def content(tmp_path: Path) -> tuple[Path, bytes]:
     return path, data
 
 
-@pytest.mark.data
-def test_reads_are_byte_exact(
-    sanitized_build: Path, content: tuple[Path, bytes]
-) -> None:
-    path, data = content
-    draw = random.Random(2)
-    blocks = len(padded(data)) // BLOCK
-    with fetch_shell(sanitized_build) as shell:
-        for unit in (4096, 65536, 1 << 20):
-            source = shell.add(file_source(path, len(data), unit=unit))
-            wanted = {}
-            for _ in range(100):
-                first = draw.randrange(blocks)
-                count = draw.randint(1, min(blocks - first, 64))
-                number = shell.begin(source, first * BLOCK, count * BLOCK)
-                wanted[number] = padded(data)[first * BLOCK :][: count * BLOCK]
-            answers = shell.finish()
-            assert {number: answer.data for number, answer in answers.items()} == wanted
-        assert shell.stats()["read_errors"] == 0
-
-
 def test_one_unit_is_fetched_once(
     sanitized_build: Path, content: tuple[Path, bytes]
 ) -> None:
@@ -104,19 +83,6 @@ def test_no_mirror_is_left(sanitized_build: Path, tmp_path: Path) -> None:
     assert "missing" in (tmp_path / "log").read_text()
 
 
-def test_a_changed_file_is_an_error(
-    sanitized_build: Path, content: tuple[Path, bytes], tmp_path: Path
-) -> None:
-    path, data = content
-    with fetch_shell(sanitized_build, log=tmp_path / "log") as shell:
-        source = shell.add(file_source(path, len(data)))
-        assert shell.read(source, 0, BLOCK).data == data[:BLOCK]
-        path.write_bytes(data[::-1])
-        assert shell.read(source, 512 * 1024, BLOCK).result == EIO
-        assert shell.stats()["failures"]["changed"] == 1
-    assert "changed" in (tmp_path / "log").read_text()
-
-
 def test_what_has_changed_is_asked_again(
     sanitized_build: Path, content: tuple[Path, bytes], tmp_path: Path
 ) -> None:
@@ -158,24 +124,6 @@ def test_files_of_one_place_count_as_one_host(
     assert {host["attempts"] for host in stats["hosts"].values()} == {2}
     assert stats["hosts_known"] == 150
     assert [(one["kind"], one["host"]) for one in stats["latencies"]] == [("file", "")]
-
-
-def test_a_file_counts_for_its_file_system_once_it_was_opened(
-    sanitized_build: Path, tmp_path: Path
-) -> None:
-    """Before, that is not known without touching what may hang."""
-    path = tmp_path / "a"
-    path.write_bytes(bytes(3 * BLOCK))
-    device = path.stat().st_dev
-    with fetch_shell(sanitized_build) as shell:
-        source = shell.add(file_source(path, 3 * BLOCK, unit=BLOCK))
-        for offset in range(0, 3 * BLOCK, BLOCK):
-            assert shell.read(source, offset, BLOCK).data == bytes(BLOCK)
-        hosts = shell.stats()["hosts"]
-    assert {name: host["attempts"] for name, host in hosts.items()} == {
-        str(tmp_path): 1,
-        f"device {os.major(device)}:{os.minor(device)}": 2,
-    }
 
 
 def test_a_read_without_a_deadline_waits(

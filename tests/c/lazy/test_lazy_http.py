@@ -59,30 +59,6 @@ def lazy(directory: Path, **keys: Any) -> dict[str, Any]:
     return {"kind": "lazy", "length": SIZE} | paths | keys
 
 
-@pytest.mark.data
-def test_cold_then_cached(
-    sanitized_build: Path, web: WebServer, tmp_path: Path, data: bytes
-) -> None:
-    (web.files / "object").write_bytes(data)
-    virtual = VirtualData(sanitized_build, tmp_path, SIZE)
-    virtual.add(http_source(web.url("files/object"), data), data, 0)
-    with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
-        for offset in range(0, SIZE, 4 * BLOCK):
-            answer = shell.request(f"read {offset} {4 * BLOCK}")
-            assert answer == virtual.content(offset, 4 * BLOCK)
-        fetcher = shell.stats()["lazy"][0]["fetcher"]
-    assert fetcher["units_fetched"] == fetcher["units_pinned"] == SIZE // UNIT
-    (web.files / "object").unlink()
-    with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
-        draw = random.Random(1)
-        for _ in range(100):
-            offset = draw.randrange(SIZE // BLOCK - 16) * BLOCK
-            answer = shell.request(f"read {offset} {16 * BLOCK}")
-            assert answer == virtual.content(offset, 16 * BLOCK)
-        # The first one has the cache's files opened.
-        assert shell.stats()["lazy"][0]["fetcher"]["reads"] == 1
-
-
 def test_random_reads_fetch_nothing_ahead(
     sanitized_build: Path, web: WebServer, tmp_path: Path, data: bytes
 ) -> None:

@@ -71,23 +71,6 @@ def test_byte_exact(
         assert lazy_stats["units_fetched"] == 0
 
 
-def test_all_is_there_without_the_sources(
-    sanitized_build: Path, filled: VirtualData, tmp_path: Path
-) -> None:
-    description = describe(lazy(tmp_path))
-    with engine_shell(sanitized_build, description) as shell:
-        for unit in range(22):
-            shell.request(f"read {unit * UNIT} {UNIT}")
-            for block in range(0, UNIT, BLOCK):
-                shell.request(f"read {unit * UNIT + block} {BLOCK}")
-    for name in ["plain", "digests", "tiny", *(f"block-{n}" for n in range(16))]:
-        (tmp_path / name).unlink()
-    with engine_shell(sanitized_build, description) as shell:
-        for offset in range(0, 22 * UNIT, BLOCK):
-            answer = shell.request(f"read {offset} {BLOCK}")
-            assert answer == filled.content(offset, BLOCK), offset
-
-
 @pytest.mark.parametrize("policy", ["error", "zero"])
 def test_what_is_not_mapped(
     sanitized_build: Path, filled: VirtualData, tmp_path: Path, policy: str
