@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import pty
 import signal
 import subprocess
 from contextlib import suppress
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.faults import refusing
 from support.fetchers import (
     DATA,
     INQUIRY_LIES,
@@ -23,7 +21,6 @@ from support.fetchers import (
     server_of,
     source_of,
 )
-from support.sanitized_build import SANITIZER_ENVIRONMENT
 from support.shells import (
     FetchShell,
     VirtualData,
@@ -58,9 +55,6 @@ OTHER_ERRNO = {
     "/proc/self/mem": errno.EACCES,
     "/root": errno.EACCES,
 }
-
-#: landlock_create_ruleset(2) and its two others, on a kernel without them.
-NO_LANDLOCK = dict.fromkeys((444, 445, 446), errno.ENOSYS)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -97,40 +91,6 @@ def test_what_it_may_not_do(sanitized_build: Path, tmp_path: Path) -> None:
     refused = {name: number for name, number in found.items() if number}
     assert refused == {name: other.get(name, errno.EPERM) for name in refused}
     assert not list(tmp_path.glob("confine-shell*"))
-
-
-@pytest.mark.parametrize("kind", ["pipe", "file", "terminal", "full"])
-def test_what_lacks_is_said_to_any_output(
-    sanitized_build: Path, tmp_path: Path, kind: str
-) -> None:
-    """Although a process that is confined may not write to files."""
-    if kind == "pipe":
-        ours, theirs = os.pipe()
-    elif kind == "terminal":
-        ours, theirs = pty.openpty()
-    else:
-        path = "/dev/full" if kind == "full" else str(tmp_path / "said")
-        theirs = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        ours = os.open(path, os.O_RDONLY)
-    try:
-        done = subprocess.run(
-            refusing(NO_LANDLOCK)
-            + [str(sanitized_build / "csrc/tools/btrfs-ublk-fetch"), "--check"],
-            stdout=theirs,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=30,
-            env=os.environ | SANITIZER_ENVIRONMENT,
-        )
-        if kind == "full":
-            assert done.returncode == 1
-            assert "cannot say what is lacking: No space left" in done.stderr
-        else:
-            assert (done.returncode, done.stderr) == (0, "")
-            assert "landlock" in os.read(ours, 100).decode().split()
-    finally:
-        os.close(ours)
-        os.close(theirs)
 
 
 def processes_of(parent: int) -> list[int]:
@@ -174,22 +134,6 @@ def test_it_has_given_all_up(sanitized_build: Path, server: ScriptedServer) -> N
     assert status["NoNewPrivs"] == "1" and status["Seccomp"] == "2"
     assert b"PATH=" not in environment and b"HOME=" not in environment
     assert not Path(f"/proc/{pid}").exists()
-
-
-def test_threads_of_other_servers_do_not_count(
-    sanitized_build: Path, server: ScriptedServer
-) -> None:
-    """The limit is one of all processes of that user, on the whole machine."""
-    with fetch_shell(sanitized_build) as shell:
-        assert shell.read(shell.add(source_of(server)), 0, UNIT).data == DATA[:UNIT]
-        limits = Path(f"/proc/{process_of(shell)}/limits").read_text()
-    numbers = [
-        int(Path(f"/proc/sys/kernel/{name}").read_text())
-        for name in ("threads-max", "pid_max")
-    ]
-    if os.geteuid() == 0:
-        (line,) = (x for x in limits.splitlines() if x.startswith("Max processes"))
-        assert line.split()[2:4] == [str(min(numbers) // 2)] * 2
 
 
 def test_its_start_makes_nobody_late(

@@ -159,7 +159,7 @@ def whole(
 
 @given(st.data())
 @settings(
-    max_examples=60,
+    max_examples=25,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
