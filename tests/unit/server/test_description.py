@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from btrfs_ublk.errors import UsageError
@@ -73,6 +73,7 @@ def layouts(draw: st.DrawFn) -> tuple[int, list[Segment]]:
     return position + draw(st.integers(1, 9)) * BLOCK, segments
 
 
+@settings(max_examples=40)
 @given(layouts())
 def test_json_and_back(layout: tuple[int, list[Segment]]) -> None:
     size, segments = layout
@@ -80,6 +81,7 @@ def test_json_and_back(layout: tuple[int, list[Segment]]) -> None:
     assert Description.from_json(description.to_json()) == description
 
 
+@settings(max_examples=40)
 @given(layouts(), st.sampled_from(["error", "zero"]), st.randoms())
 def test_gaps_are_filled_and_nothing_else(
     layout: tuple[int, list[Segment]], gaps: Any, random: Any
@@ -101,19 +103,6 @@ def test_the_example_of_the_documents() -> None:
         "memset",
     ]
     assert description.read_only
-
-
-def test_a_kind_is_one_subclass() -> None:
-    class _Noise(ZeroSegment):
-        kind = "noise"
-
-    keys = {"kind": "noise", "offset": 0, "length": BLOCK}
-    assert isinstance(Segment.from_dict(keys), _Noise)
-
-
-def test_moving_keeps_the_rest() -> None:
-    moved = MemsetSegment(offset=0, length=BLOCK, byte=7).moved(BLOCK)
-    assert moved == MemsetSegment(offset=BLOCK, length=BLOCK, byte=7)
 
 
 def changed(**changes: Any) -> str:

@@ -50,12 +50,6 @@ def test_the_command_says_what_is_missing() -> None:
     assert len(done.output.splitlines()[0]) <= 80
 
 
-def test_the_command_prints_json() -> None:
-    done = CliRunner().invoke(command, ["features", "--json"])
-    assert done.exit_code == 0
-    assert set(json.loads(done.output)) == {"ublk", "fuse"}
-
-
 @pytest.mark.parametrize("document", [{"ublk": {}}, {"ublk": 1}, {"ublk": None}])
 def test_what_makes_no_sense_is_an_error(document: dict[str, Any]) -> None:
     with pytest.raises(BtrfsUblkError):

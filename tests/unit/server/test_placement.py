@@ -41,6 +41,8 @@ def expand(text: str) -> list[int]:
         (["0-3", "4-7"], "4-7", ["0-3", "4-5"], ["4-7", "4-5"]),
         # A node of memory only, and one that is not there.
         (["0-1", "", "2-3"], "0-3", ["any"] * 2, ["0-1", "2-3"]),
+        # They are in the order of their numbers.
+        ([*map(str, range(12))], "0-11", ["any"] * 12, [*map(str, range(12))]),
     ],
 )
 def test_threads_stay_on_a_node(
@@ -67,24 +69,6 @@ def test_threads_stay_on_a_node(
         env=os.environ | SANITIZER_ENVIRONMENT,
     )
     assert json.loads(done.stdout) == [expand(text) for text in chosen]
-
-
-def test_nodes_are_in_order_of_their_numbers(
-    sanitized_build: Path, tmp_path: Path
-) -> None:
-    for number in range(12):
-        node = tmp_path / f"node{number}"
-        node.mkdir()
-        (node / "cpulist").write_text(f"{number}\n")
-    done = subprocess.run(
-        [str(sanitized_build / "csrc/tests/placement-shell"), str(tmp_path)]
-        + ["0-11", *["any"] * 12],
-        capture_output=True,
-        check=True,
-        timeout=TIMEOUT_S,
-        env=os.environ | SANITIZER_ENVIRONMENT,
-    )
-    assert json.loads(done.stdout) == [[number] for number in range(12)]
 
 
 @pytest.mark.parametrize(

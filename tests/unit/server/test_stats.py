@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.sanitized_build import SANITIZER_ENVIRONMENT
 from support.shells import BLOCK, describe, engine_shell
@@ -49,6 +49,7 @@ def histogram(
 
 
 class TestHistogram:
+    @settings(max_examples=40)
     @given(
         st.lists(
             st.tuples(
@@ -77,7 +78,7 @@ class TestHistogram:
             assert latency.percentile_ns(percent) == found
         assert latency.percentile_ns(100) == latency.max_ns
 
-    @pytest.mark.parametrize("power", range(6, 38))
+    @pytest.mark.parametrize("power", [6, 7, 20, 36, 37])
     def test_a_bound_belongs_to_its_bucket(
         self, sanitized_build: Path, power: int
     ) -> None:
@@ -101,12 +102,6 @@ class TestHistogram:
         assert both == Latency(1500, 1100, ((96, 2), (112, 2), (1152, 1)))
         assert both.since(first) == second
         assert both.since(second).max_ns == 112 and both.since(both) == Latency()
-
-    def test_nothing_has_no_percentiles(self) -> None:
-        assert math.isnan(Latency().percentile_ns(50))
-        assert math.isnan(Latency().mean_ns)
-        with pytest.raises(ValueError):
-            Latency().percentile_ns(0)
 
 
 def exact(durations: list[tuple[int, int]], rank: int) -> int:
@@ -164,17 +159,6 @@ class TestEngine:
             stats = ServerStats.parse(shell.stats())
         assert (stats.errors, stats.refused) == (2, 2)
         assert (stats.writes, stats.discards, stats.kinds["zero"].errors) == (0, 0, 0)
-
-    def test_of_what_is_answered_at_once_a_quarter_is_timed(
-        self, sanitized_build: Path
-    ) -> None:
-        description = describe({"kind": "zero", "length": BLOCK})
-        with engine_shell(sanitized_build, description) as shell:
-            for _ in range(400):
-                shell.request(f"read 0 {BLOCK}")
-            stats = ServerStats.parse(shell.stats())
-        zero = stats.kinds["zero"]
-        assert zero.reads == 400 and zero.latency.reads.count == 100
 
 
 @pytest.mark.parametrize(
