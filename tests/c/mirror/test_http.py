@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import random
 import resource
-import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from fault_proxy import FaultProxy, Faults
 from support.needs import Need, inapplicable
 from support.shells import MirrorAnswer, MirrorShell, mirror_refusal, mirror_shell
 from support.web_servers import (
@@ -25,8 +23,6 @@ from support.web_servers import (
 )
 
 from btrfs_ublk.base.capabilities import ROOT
-
-pytestmark = pytest.mark.usefixtures("carrier")
 
 SIZE = 1 << 20
 UNIT = 64 << 10
@@ -47,8 +43,8 @@ def web(
 
 
 @pytest.fixture
-def shell(sanitized_build: Path, tmp_path: Path) -> Shell:
-    """shell(url, **keys): a mirror of an object of SIZE bytes."""
+def shell(sanitized_build: Path, tmp_path: Path, carrier: str) -> Shell:
+    """shell(url, **keys): a mirror of an object of SIZE bytes, by each carrier."""
 
     def make(url: str, **keys: object) -> AbstractContextManager[MirrorShell]:
         size = keys.pop("size", SIZE)
@@ -68,25 +64,6 @@ def secret(path: Path, text: str) -> str:
     path.touch(mode=0o600)
     path.write_text(text, encoding="utf-8")
     return str(path)
-
-
-def test_reads_what_is_there(shell: Shell, web: WebServer) -> None:
-    with shell(web.url("files/object")) as mirror:
-        probed = mirror.probe()
-        assert probed["size"] == SIZE
-        assert probed["identity"].startswith('etag "')
-        for offset, length in ((0, 4096), (SIZE - 1, 1), (12345, 54321), (0, SIZE)):
-            answer = mirror.fetch(offset, length)
-            assert answer.data == DATA[offset : offset + length]
-            assert answer.identity == probed["identity"]
-
-
-def test_keeps_its_connections(shell: Shell, web: WebServer) -> None:
-    before = len(web.served())
-    with shell(web.url("files/object")) as mirror:
-        for i in range(8):
-            assert mirror.fetch(i * UNIT, UNIT).data == DATA[i * UNIT :][:UNIT]
-    assert len({x["connection"] for x in web.served()[before:]}) == 1
 
 
 def test_shares_one_http2_connection(shell: Shell, web: WebServer) -> None:
@@ -204,34 +181,6 @@ def test_follows_redirects_but_not_out_of_tls(shell: Shell, web: WebServer) -> N
         answer = mirror.fetch(0, UNIT)
         assert answer.failure == "wrong"
         assert "from https to http" in answer.text
-
-
-def test_a_slow_server_is_given_up_at_the_deadline(
-    shell: Shell, web: WebServer
-) -> None:
-    with shell(web.url("slow/object")) as mirror:
-        start = time.monotonic()
-        # Long enough to read the login before, on a busy machine.
-        answer = mirror.fetch(0, UNIT, timeout_ms=2000)
-        assert time.monotonic() - start > 1.9
-        assert (answer.failure, answer.result) == ("transient", -110)
-        cancelled = mirror.cancel(0, UNIT, after_ms=100)
-        assert cancelled.result == -125
-
-
-def test_knows_an_object_again(shell: Shell, web: WebServer) -> None:
-    path = web.files / "changing"
-    path.write_bytes(DATA)
-    with shell(web.url("files/changing")) as mirror:
-        identity = mirror.fetch(0, UNIT).identity
-        assert identity
-        mirror.pin(identity)
-        assert mirror.fetch(UNIT, UNIT).data == DATA[UNIT : 2 * UNIT]
-        path.write_bytes(DATA[::-1])
-        os.utime(path, (1, 1))
-        answer = mirror.fetch(0, UNIT)
-        assert (answer.failure, answer.data) == ("changed", None)
-        assert identity in answer.text
 
 
 def test_knows_it_by_its_date_where_it_has_no_tag(shell: Shell, web: WebServer) -> None:
@@ -458,22 +407,6 @@ def test_nobody_there_and_no_such_host(shell: Shell) -> None:
         assert (answer.failure, answer.result) == ("transient", -113)
     with shell("http://nowhere.invalid/object") as mirror:
         assert mirror.fetch(0, 100, timeout_ms=5000).failure == "transient"
-
-
-@pytest.mark.parametrize(
-    "kind", ["error-503", "reset", "short", "wrong-length", "hang"]
-)
-def test_survives_a_bad_network(shell: Shell, web: WebServer, kind: str) -> None:
-    upstream = ("127.0.0.1", web.port)
-    faults = Faults(kind=kind, share=0.5, hang_s=8)  # type: ignore[arg-type]
-    with FaultProxy(upstream, faults=faults) as proxy:
-        with shell(proxy.url("/files/object")) as mirror:
-            answers = mirror.fetch_many(0, UNIT, 16, timeout_ms=6000)
-            for i, answer in enumerate(answers):
-                assert answer.data in (None, DATA[i * UNIT :][:UNIT])
-            assert proxy.counts.injected[kind] == sum(x.data is None for x in answers)
-            proxy.heal()
-            assert mirror.fetch(0, UNIT).data == DATA[:UNIT]
 
 
 def test_a_process_with_credentials_leaves_no_core(

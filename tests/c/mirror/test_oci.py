@@ -151,53 +151,6 @@ def test_gets_one_token_for_all(
     )
 
 
-def test_one_token_for_those_who_come_at_once(
-    shell: Shell, registry: Registry, digest: str
-) -> None:
-    registry.tokens.anonymous = True
-    with shell(registry.host, digest) as mirror:
-        whole(mirror)
-    assert len(registry.tokens.requests) == 1
-
-
-def test_finds_dockers_own_file(
-    shell: Shell, registry: Registry, digest: str, tmp_path: Path
-) -> None:
-    (tmp_path / ".docker").mkdir()
-    auths = {"auths": {f"https://{registry.host}/v1/": {"auth": AUTH}}}
-    config(tmp_path / ".docker" / "config.json", auths)
-    with shell(registry.host, digest) as mirror:
-        whole(mirror)
-    environment = {"DOCKER_CONFIG": str(tmp_path / ".docker"), "HOME": "/nonexistent"}
-    with shell(registry.host, digest, environment=environment) as mirror:
-        whole(mirror)
-    environment = {"HOME": "/nonexistent", "XDG_RUNTIME_DIR": str(tmp_path)}
-    (tmp_path / "containers").mkdir()
-    config(tmp_path / "containers" / "auth.json", {"auths": {registry.host: {}}})
-    with shell(registry.host, digest, environment=environment) as mirror:
-        answer = mirror.fetch(0, UNIT)
-        assert answer.failure == "denied"
-        assert "/token: HTTP status 401" in answer.text
-
-
-@pytest.mark.parametrize("key", ["credHelpers", "credsStore"])
-def test_asks_a_credential_helper(
-    shell: Shell, registry: Registry, digest: str, tmp_path: Path, key: str
-) -> None:
-    answer = json.dumps({"ServerURL": "x", "Username": USER, "Secret": PASSWORD})
-    environment = helper(
-        tmp_path, f"read host; echo \"$1 $host\" >>{tmp_path}/asked; echo '{answer}'"
-    )
-    value: object = {registry.host: "tests"} if key == "credHelpers" else "tests"
-    path = config(tmp_path / "config.json", {key: value})
-    keys = {"docker_config": path, "environment": environment}
-    with shell(registry.host, digest, **keys) as mirror:
-        whole(mirror)
-    asked = (tmp_path / "asked").read_text().splitlines()
-    assert set(asked) == {f"get {registry.host}"}
-    assert len(asked) <= 2  # before the registry wants a token, and then
-
-
 def test_a_helper_inherits_nothing(
     shell: Shell, registry: Registry, digest: str, tmp_path: Path
 ) -> None:
@@ -267,20 +220,6 @@ def command_lines() -> Iterator[bytes]:
             yield path.read_bytes()
 
 
-def test_renews_a_token_before_it_ends(
-    shell: Shell, registry: Registry, digest: str
-) -> None:
-    registry.tokens.anonymous = True
-    registry.tokens.expires_in_s = 2
-    start = time.monotonic()
-    with shell(registry.host, digest) as mirror:
-        for _ in range(5):
-            assert mirror.fetch(0, UNIT).data == DATA[:UNIT]
-            time.sleep(0.5)
-    took_s = time.monotonic() - start
-    assert 2 <= len(registry.tokens.requests) <= 1 + took_s / 2
-
-
 def test_renews_a_token_that_is_refused(
     shell: Shell, registry: Registry, digest: str
 ) -> None:
@@ -295,12 +234,6 @@ def test_renews_a_token_that_is_refused(
 
         wait_until(has_renewed_it_twice)
     assert time.monotonic() - start > 3
-
-
-def test_a_blob_that_is_not_there(shell: Shell, registry: Registry) -> None:
-    registry.tokens.anonymous = True
-    with shell(registry.host, DIGEST) as mirror:
-        assert mirror.fetch(0, UNIT).failure == "gone"
 
 
 @pytest.mark.parametrize("carrier", ["", "libcurl"])
@@ -373,19 +306,6 @@ def test_a_token_where_a_password_is_taken_as_well(
         with shell(host, DIGEST, docker_config=path) as mirror:
             assert mirror.fetch(0, 10).data == DATA[:10]
     assert [f"Basic {AUTH}" in x for x in home.requests] == [False, True, False]
-
-
-def test_a_teams_password_is_for_its_repositories(shell: Shell, tmp_path: Path) -> None:
-    """tests/test_logins.py has all the keys that a file may have."""
-    refused = response('401 No\nWWW-Authenticate: Basic realm="x"')
-    with scripted_server(lambda _: refused) as home:
-        host = f"127.0.0.1:{home.port}"
-        auths = {f"{host}/other": {"auth": AUTH}, f"{host}/some": {"auth": "bWU6bXk="}}
-        path = config(tmp_path / "config.json", {"auths": auths})
-        with shell(host, DIGEST, docker_config=path) as mirror:
-            assert mirror.fetch(0, 10).failure == "denied"
-    sent = "".join(home.requests)
-    assert "Basic bWU6bXk=" in sent and AUTH not in sent
 
 
 @pytest.mark.parametrize(

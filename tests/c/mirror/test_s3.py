@@ -154,27 +154,6 @@ def test_a_renewed_key_costs_no_read(
         whole(mirror)
 
 
-def test_says_what_is_not_there(shell: Shell, store: S3Server, tmp_path: Path) -> None:
-    file = credentials(tmp_path / "credentials")
-    with shell(store.endpoint, BUCKET, "nothing", credentials_file=file) as mirror:
-        assert mirror.fetch(0, UNIT).failure == "gone"
-    with shell(store.endpoint, "no-bucket", "x", credentials_file=file) as mirror:
-        assert mirror.fetch(0, UNIT).failure in ("gone", "denied")
-
-
-def test_notices_another_object(shell: Shell, store: S3Server, tmp_path: Path) -> None:
-    file = credentials(tmp_path / "credentials")
-    store.put(BUCKET, "changing", DATA)
-    with shell(store.endpoint, BUCKET, "changing", credentials_file=file) as mirror:
-        identity = mirror.fetch(0, UNIT).identity
-        assert identity
-        mirror.pin(identity)
-        assert mirror.fetch(0, UNIT).data == DATA[:UNIT]
-        store.put(BUCKET, "changing", DATA[::-1])
-        answer = mirror.fetch(0, UNIT)
-        assert (answer.failure, answer.data) == ("changed", None)
-
-
 def test_signs_a_session_and_names_a_version(shell: Shell) -> None:
     keys = KEYS | {"AWS_SESSION_TOKEN": "s3ssion"}
     answer = response(f'206 P\nETag: "x"\nContent-Range: bytes 0-9/{SIZE}', DATA[:10])

@@ -7,10 +7,8 @@ import os
 import re
 import sqlite3
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import count
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -411,26 +409,6 @@ def test_bad_keys_are_refused(site: Site, keys: dict[str, Any], words: str) -> N
     assert words in answer["error"]
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"via": [PLAIN]},
-        {"via": [PLAIN], "bearer_token_file": "/t", "via_plain": True},
-        {"via": ["https://cache.example"], "bearer_token_file": "/t"},
-        {"via": [f"http://cache{number}" for number in range(100)]},
-    ],
-)
-def test_keys_that_are_right(site: Site, keys: dict[str, Any]) -> None:
-    mirror = site.mirror(url="https://origin.example/a", **keys)
-    assert "source" in site.shell.ask({"source": {"size": SIZE, "mirrors": [mirror]}})
-
-
-def test_other_kinds_take_no_caches(site: Site) -> None:
-    source = {"size": SIZE, "kind": "file", "path": "/f", "via": ["http://cache"]}
-    answer = site.shell.ask({"source": source})
-    assert "unknown key" in answer["error"]
-
-
 # With a map, whose digests decide
 
 
@@ -514,65 +492,6 @@ def test_segments_with_other_rules_are_refused(
     )
     assert done.returncode != 0
     assert '"via" has other rules than before' in done.stderr
-
-
-@pytest.mark.timing
-def test_a_slow_cache_does_not_send_all_to_the_origin(
-    sanitized_build: Path, tmp_path: Path
-) -> None:
-    with made_site(sanitized_build, tmp_path / "log", 1) as site:
-        source = site.add()
-        for number in range(20):  # so that it is known to be quick
-            site.read(source, number * UNIT)
-        site.asked()
-        order = count()
-
-        def slow(request: str) -> bytes:
-            # One after the other; half of them take longer than the 2 s of silence.
-            time.sleep(1 + 0.1 * next(order))
-            return good(request)
-
-        site.caches[0].script = slow
-        reads = {
-            site.shell.begin(source, number * UNIT, UNIT): number * UNIT
-            for number in range(20, 40)
-        }
-        for number, answer in site.shell.finish().items():
-            assert answer.data == content(reads[number], UNIT)
-        assert site.asked()[0] == 0
-
-
-@pytest.mark.timing
-def test_a_slow_cache_that_dies_does_not_send_all_to_the_origin(
-    sanitized_build: Path, tmp_path: Path
-) -> None:
-    """Those that had waited on for it go to another one."""
-
-    with made_site(sanitized_build, tmp_path / "log", 2) as site:
-        source = site.add()
-        for number in range(20):  # so that it is known to be quick
-            site.read(source, number * UNIT)
-        _, caches = site.asked()
-        order = count()
-        dies_s = time.monotonic() + 3.5
-
-        def dying(request: str) -> bytes:
-            if next(order) == 0:
-                time.sleep(1)  # it is slow, and not dead, for the others
-                return good(request)
-            time.sleep(max(dies_s - time.monotonic(), 0))
-            return b""
-
-        site.caches[caches.index(20)].script = dying
-        reads = {
-            site.shell.begin(source, number * UNIT, UNIT): number * UNIT
-            for number in range(20, 36)
-        }
-        for number, answer in site.shell.finish().items():
-            assert answer.data == content(reads[number], UNIT)
-        origin, after = site.asked()
-        assert origin == 0
-        assert after[caches.index(0)] > 0
 
 
 def test_caches_rest_when_the_origin_is_out(site: Site) -> None:
