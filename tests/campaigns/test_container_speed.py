@@ -36,8 +36,9 @@ def measure(path: Path, *words: str | Path) -> Any:
 def test_calls_take_turns(need: Need, sparse_path: Path) -> None:
     need(*NEEDS)
     document = measure(sparse_path, "calls")
-    made = {(each["call"], each["subject"]) for each in document["results"]}
-    assert made == {(call, caller) for call in CALLS for caller in CALLERS}
+    results = document["results"]
+    assert {each["subject"] for each in results} == set(CALLERS)
+    assert all(each[call] > 0 for each in results for call in CALLS)
     (table,) = document["tables"]
     assert [row[:2] for row in table["rows"]] == [
         [call, caller] for call in CALLS for caller in (OVERLAYFS, NAME)

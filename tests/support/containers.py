@@ -16,10 +16,8 @@ from typing import Any
 
 import grpc
 import pytest
-from support.lazy_images import Place, lazy_place
-from support.needs import Need
+from support.lazy_images import Place, place_fixture
 from support.processes import ending_with_us, stop
-from support.registry import REGISTRY
 from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Program
@@ -481,13 +479,7 @@ state = "{work}/state"
 """
 
 
-@pytest.fixture
-def place(
-    need: Need, sparse_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Place]:
-    need(ROOT, BTRFS, LOOP, FUSE, REGISTRY, BUSYBOX)
-    with lazy_place(sparse_path, monkeypatch) as found:
-        yield found
+place = place_fixture(ROOT, BTRFS, LOOP, FUSE, BUSYBOX)
 
 
 @pytest.fixture

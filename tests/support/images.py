@@ -22,7 +22,14 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from support.seeds import GIB, SUPER_BYTES, SUPER_OFFSETS, Image
+from support.seeds import (  # noqa: F401
+    _TABLE,
+    GIB,
+    SUPER_BYTES,
+    SUPER_OFFSETS,
+    Image,
+    with_checksum,
+)
 from support.trees import data_ranges
 
 from btrfs_ublk.base.helpers import MKIMAGE, helper_path
@@ -239,8 +246,6 @@ def mounted_image(whole: Path, target: Path) -> Iterator[Path]:
         assert _complaints(loop.path)[len(before) :] == []
 
 
-KIB = 1024
-
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes such trees")
 
 
@@ -289,7 +294,7 @@ def three_layers(top: Path) -> list[dict[str, Any]]:
     ]
 
 
-HEADER_BYTES, ITEM_BYTES, CSUM_BYTES = 101, 25, 32
+HEADER_BYTES, ITEM_BYTES = 101, 25
 CHUNK_TREE, ROOT_TREE, CSUM_TREE = 3, 1, 7
 Key = tuple[int, int, int]
 
@@ -324,31 +329,6 @@ HEADER = {
     "nritems": (96, "I"),
     "level": (100, "B"),
 }
-
-
-def _crc_table() -> list[int]:
-    table = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
-        table.append(byte)
-    return table
-
-
-_TABLE = _crc_table()
-
-
-def crc32c(data: bytes | bytearray) -> int:
-    """Castagnoli, inverted before and after, as btrfs stores it."""
-    crc, table = 0xFFFFFFFF, _TABLE
-    for byte in data:
-        crc = crc >> 8 ^ table[(crc ^ byte) & 0xFF]
-    return crc ^ 0xFFFFFFFF
-
-
-def with_checksum(block: bytes | bytearray) -> bytes:
-    csum = struct.pack("<I", crc32c(block[CSUM_BYTES:])).ljust(CSUM_BYTES, b"\0")
-    return csum + bytes(block[CSUM_BYTES:])
 
 
 @dataclass

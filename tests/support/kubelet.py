@@ -3,25 +3,17 @@ loopback that answers for all others, and plugins that bring logins."""
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import subprocess
 import tarfile
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
 from support.containers import BUSYBOX, Host, write_image  # noqa: F401
-from support.lazy_images import Place
-from support.needs import Need
-from support.registry import PASSWORD, REGISTRY, USER, registry_server
+from support.lazy_images import Place, place_fixture
+from support.registry import USER
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
-from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE, VOLUMES_VARIABLE
-from btrfs_ublk.image.access import RegistryAccess
-from btrfs_ublk.image.store import IMAGES_VARIABLE
 
 #: What a pod has of a network: its own loopback device, and an address that is nowhere.
 _NETWORK = """\
@@ -155,27 +147,5 @@ def answer(path: Path, password: str, *, pattern: str, duration: str = "1s") -> 
     new.replace(path / "answer")
 
 
-@pytest.fixture
-def place(
-    need: Need, sparse_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Place]:
-    """A registry that wants tokens, by http."""
-    need(ROOT, BTRFS, LOOP, FUSE, REGISTRY)
-    for variable, name in (
-        (VOLUMES_VARIABLE, "volumes"),
-        (IMAGES_VARIABLE, "images"),
-        (CONFIG_VARIABLE, "etc"),
-    ):
-        monkeypatch.setenv(variable, str(sparse_path / name))
-    (sparse_path / "etc").mkdir()
-    (sparse_path / "registry").mkdir()
-    with ExitStack() as stack:
-        registry = stack.enter_context(registry_server(sparse_path / "registry"))
-        login = sparse_path / "config.json"
-        login.touch(mode=0o600)
-        auth = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
-        login.write_text(json.dumps({"auths": {registry.host: {"auth": auth}}}))
-        access = RegistryAccess(docker_config=login, insecure=True)
-        found = Place(sparse_path, registry, access, stack.close)
-        found.allow()
-        yield found
+#: A registry that wants tokens, by HTTP.
+place = place_fixture(ROOT, BTRFS, LOOP, FUSE, tls=False)

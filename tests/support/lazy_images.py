@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
+import json
 import os
 import random
 import shutil
@@ -17,8 +19,9 @@ import pytest
 from support import compressed
 from support.images import tagged_image, tar_of
 from support.needs import Need
-from support.registry import REGISTRY, Registry, registry_server
+from support.registry import PASSWORD, REGISTRY, USER, Registry, registry_server
 
+from btrfs_ublk.base.capabilities import Capability
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE, VOLUMES_VARIABLE
 from btrfs_ublk.containers.images import IMAGE_REF, LazyOptions
 from btrfs_ublk.containers.store import SNAPSHOT_REF
@@ -161,8 +164,11 @@ class Place:
 
 
 @contextmanager
-def lazy_place(path: Path, patch: pytest.MonkeyPatch) -> Iterator[Place]:
-    """Run a registry, and have volumes, images and the policy below ``path``."""
+def lazy_place(
+    path: Path, patch: pytest.MonkeyPatch, *, tls: bool = True
+) -> Iterator[Place]:
+    """Run a registry, and have volumes, images and the policy below ``path``. Without
+    ``tls``, the registry wants tokens, by HTTP."""
     for variable, name in (
         (VOLUMES_VARIABLE, "volumes"),
         (IMAGES_VARIABLE, "images"),
@@ -172,8 +178,15 @@ def lazy_place(path: Path, patch: pytest.MonkeyPatch) -> Iterator[Place]:
     (path / "etc").mkdir()
     (path / "registry").mkdir()
     with ExitStack() as stack:
-        registry = stack.enter_context(registry_server(path / "registry", tls=True))
-        access = RegistryAccess(ca_file=registry.ca_file)
+        registry = stack.enter_context(registry_server(path / "registry", tls=tls))
+        if tls:
+            access = RegistryAccess(ca_file=registry.ca_file)
+        else:
+            login = path / "config.json"
+            login.touch(mode=0o600)
+            auth = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+            login.write_text(json.dumps({"auths": {registry.host: {"auth": auth}}}))
+            access = RegistryAccess(docker_config=login, insecure=True)
         place = Place(path, registry, access, stack.close)
         place.allow()
         try:
@@ -277,8 +290,6 @@ def stock_image(path: Path) -> LayoutName:
 
 def layer_of(path: Path, number: int = 0) -> Descriptor:
     """Describe a layer of the only image of a layout."""
-    import json
-
     layout = Layout.opened(path)
     manifest = json.loads(layout.read(layout.find(None)))
     raw = manifest["layers"][number]
@@ -288,13 +299,21 @@ def layer_of(path: Path, number: int = 0) -> Descriptor:
 OPTIONS = BuildOptions(threads=1)
 
 
-@pytest.fixture
-def place(
-    need: Need, sparse_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Place]:
-    need(REGISTRY)
-    with lazy_place(sparse_path, monkeypatch) as found:
-        yield found
+def place_fixture(*needed: Capability, tls: bool = True) -> Any:
+    """Make a fixture of a place, see lazy_place()."""
+
+    @pytest.fixture
+    def place(
+        need: Need, sparse_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[Place]:
+        need(*needed, REGISTRY)
+        with lazy_place(sparse_path, monkeypatch, tls=tls) as found:
+            yield found
+
+    return place
+
+
+place = place_fixture()
 
 
 def push(place: Place, name: LayoutName, target: Reference) -> str:

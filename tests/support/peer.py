@@ -9,7 +9,6 @@ import hashlib
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from typing import ClassVar, Protocol
 from urllib.parse import urljoin
 
 import requests
-from support.processes import ending_with_us, stop
+from support.processes import ending_with_us, free_ports, stop
 from support.s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
 from support.waiting import wait_until
 
@@ -154,11 +153,6 @@ class Maven(_Pinned):
         return ["mvn", "-q", "dependency:copy", what, f"-DoutputDirectory={root}"]
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
-
-
 @dataclass(kw_only=True)
 class Peer(ABC):
     """A server. ``words`` run it, with a ``configuration`` in a file, see peers.py.
@@ -197,7 +191,7 @@ class Peer(ABC):
         """Serve ``root``/files, and return when it listens."""
         self.root = root
         self.files.mkdir(exist_ok=True)
-        self.port = free_port()
+        (self.port,) = free_ports(1)
         self.start_again()
 
     def command(self) -> Command:

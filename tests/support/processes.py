@@ -13,7 +13,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from os import PathLike
 from pathlib import Path
 from signal import SIGKILL, SIGSTOP
@@ -94,6 +94,16 @@ def killed_at_event(number: int, body: Callable[[], object]) -> bool:
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert status in (0, -SIGKILL)
     return status != 0
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on now."""
+    with ExitStack() as stack:
+        listeners = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            for _ in range(count)
+        ]
+        return [listener.getsockname()[1] for listener in listeners]
 
 
 READY_TIMEOUT_S = 60

@@ -8,7 +8,6 @@ import http.client
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from support.processes import ending_with_us, freeze, stop
+from support.processes import ending_with_us, free_ports, freeze, stop
 from support.waiting import wait_until
 
 ACCESS_KEY, SECRET_KEY = "AKIDTESTS", "s3cr3t/with+signs="
@@ -139,15 +138,6 @@ class S3Server:
         assert status == 200, body
 
 
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            for _ in range(count)
-        ]
-        return [each.getsockname()[1] for each in sockets]
-
-
 def _identities() -> dict[str, object]:
     credentials = [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}]
     return {
@@ -220,7 +210,7 @@ def _start(
 @contextmanager
 def _started(root: Path) -> Iterator[S3Server | None]:
     """Run a store on ports that were free a moment ago; None: it has ended."""
-    ports = _free_ports(2 * len(PARTS))
+    ports = free_ports(2 * len(PARTS))
     with ExitStack() as stack:
         stack.callback(remove_sockets, dict(zip(PARTS, ports[1::2], strict=True)))
         process = _start(stack, root, arguments(root, ports), "512MiB")
@@ -267,7 +257,7 @@ def s3_cluster(root: Path) -> Iterator[Cluster]:
     write_identities(root)
     names = ("master", "volume", "volume", "filer", "s3", "s3")
     for _ in range(_STARTS):
-        ports = _free_ports(2 * len(names))
+        ports = free_ports(2 * len(names))
         places = list(zip(names, ports[0::2], ports[1::2], strict=True))
         at = {name: f"127.0.0.1:{port}.{grpc}" for name, port, grpc in places}
         with ExitStack() as stack:

@@ -386,14 +386,14 @@ def _make_crc_table() -> list[int]:
     return table
 
 
-_CRC_TABLE = _make_crc_table()
+_TABLE = _make_crc_table()
 
 
 def with_checksum(block: bytes | bytearray) -> bytes:
     """A tree block or superblock with its crc32c redone."""
     crc = 0xFFFFFFFF
     for byte in block[32:]:
-        crc = crc >> 8 ^ _CRC_TABLE[(crc ^ byte) & 0xFF]
+        crc = crc >> 8 ^ _TABLE[(crc ^ byte) & 0xFF]
     return struct.pack("<I28x", crc ^ 0xFFFFFFFF) + bytes(block[32:])
 
 

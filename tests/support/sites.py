@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
     ExitStack,
-    closing,
     contextmanager,
     nullcontext,
     suppress,
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pyroute2 import IPRoute
-from support.processes import ending_with_us, freeze
+from support.processes import ending_with_us, free_ports, freeze
 from support.web_servers import NGINX
 
 from btrfs_ublk.ops.site_cache.config import Node, SiteCache
@@ -224,15 +223,6 @@ class Ring:
         return len(paths)
 
 
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        listeners = [
-            stack.enter_context(closing(socket.create_server(("127.0.0.1", 0))))
-            for _ in range(count)
-        ]
-        return [listener.getsockname()[1] for listener in listeners]
-
-
 def _words(root: Path, cache: SiteCache) -> list[str | Path]:
     """Write the configuration of a node, and return a command for it."""
     for path in (root, root / "tmp"):
@@ -285,7 +275,7 @@ def ring(
     inside: list[Callable[[], AbstractContextManager[None]]]
     inside = [each.inside for each in machines] or [nullcontext] * count
     for _ in range(_STARTS):
-        ports = _free_ports(2 * count)
+        ports = free_ports(2 * count)
         nodes = [Node("127.0.0.1", *ports[n : n + 2]) for n in range(0, 2 * count, 2)]
         if machines:
             nodes = [Node(each.address) for each in machines]

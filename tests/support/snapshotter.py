@@ -10,9 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from support.devices import new_btrfs
-from support.lazy_images import Image, Place, lazy_place
-from support.needs import Need
-from support.registry import REGISTRY
+from support.lazy_images import Image, Place, place_fixture
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
 from btrfs_ublk.containers.messages import CALLS, CLASSES, KIND_NAMES, SERVICE
@@ -95,13 +93,7 @@ def refused(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
 EXISTS = grpc.StatusCode.ALREADY_EXISTS
 
 
-@pytest.fixture
-def place(
-    need: Need, sparse_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Place]:
-    need(ROOT, BTRFS, LOOP, FUSE, REGISTRY)
-    with lazy_place(sparse_path, monkeypatch) as found:
-        yield found
+place = place_fixture(ROOT, BTRFS, LOOP, FUSE)
 
 
 @pytest.fixture

@@ -57,64 +57,42 @@ def test_systemd_accepts_it(unit: Path, installed: Path) -> None:
     assert unit.name not in done.stderr and instance.name not in done.stderr
 
 
-def test_only_the_daemon_is_signalled() -> None:
-    """Or stopping the unit would take servers from under mounted file systems."""
-    service = _service(DAEMON_UNIT)
-    assert service["KillMode"] == "process"
-    assert service["Type"] == "notify"
+#: systemd stops a unit, by default, when the OOM killer takes one process of it.
+_IN_MEMORY = {"LimitMEMLOCK": "infinity", "OOMScoreAdjust": "-900"}
+_IN_MEMORY |= {"OOMPolicy": "continue"}
+#: Stopping the unit would take servers from under mounted file systems.
+_ALONE = {"KillMode": "process"}
+_OUTLIVES = {"Type": "oneshot", "RemainAfterExit": "yes"}
 
 
 @pytest.mark.parametrize(
-    "unit", [DAEMON_UNIT, UNIT, VOLUME_UNIT], ids=lambda path: path.stem
+    ("unit", "section", "settings"),
+    [
+        # systemd would forget what it stores, and readers would wait for nobody.
+        (DAEMON_UNIT, "Unit", {"StartLimitIntervalSec": "0"}),
+        (
+            *(DAEMON_UNIT, "Service"),
+            {"Type": "notify", "Restart": "on-failure", "TasksMax": "infinity"}
+            | (_IN_MEMORY | _ALONE),
+        ),
+        (UNIT, "Service", _IN_MEMORY | _ALONE | _OUTLIVES),
+        (VOLUME_UNIT, "Service", _IN_MEMORY | _ALONE | _OUTLIVES),
+        # containerd tries after a second; if that is too early, up to two s later.
+        (SNAPSHOTTER_UNIT, "Unit", {"StartLimitIntervalSec": "0"}),
+        (
+            *(SNAPSHOTTER_UNIT, "Service"),
+            # It ends with 143 by SIGTERM, which is no failure.
+            {"Type": "notify", "SuccessExitStatus": "143", "Restart": "on-failure"}
+            | {"RestartSec": "100ms", "RestartPreventExitStatus": "2 3", **_ALONE},
+        ),
+        (SOCKET_UNIT, "Socket", {"SocketMode": "0600", "DirectoryMode": "0700"}),
+    ],
+    ids=lambda value: getattr(value, "stem", ""),
 )
-def test_memory_is_locked_and_kept(unit: Path) -> None:
-    """systemd stops a unit, by default, when the OOM killer takes one process of it."""
-    service = _service(unit)
-    assert service["LimitMEMLOCK"] == "infinity"
-    assert service["OOMScoreAdjust"] == "-900"
-    assert service["OOMPolicy"] == "continue"
-
-
-def test_the_daemon_is_never_given_up() -> None:
-    """Or systemd would forget what it stores, and readers would wait for nobody."""
-    unit = _sections(DAEMON_UNIT)
-    assert unit["Unit"]["StartLimitIntervalSec"] == "0"
-    service = unit["Service"]
-    assert service["Restart"] == "on-failure"
-    assert service["TasksMax"] == "infinity"
-
-
-def test_a_snapshotter_answers_before_containerd_asks_again() -> None:
-    """containerd tries after a second; if that is too early, up to two s later."""
-    unit = _sections(SNAPSHOTTER_UNIT)
-    assert unit["Unit"]["StartLimitIntervalSec"] == "0"
-    assert unit["Service"]["Restart"] == "on-failure"
-    assert unit["Service"]["RestartSec"] == "100ms"
-    assert unit["Service"]["RestartPreventExitStatus"] == "2 3"
-
-
-def test_only_root_may_ask_the_daemon() -> None:
-    socket = _sections(SOCKET_UNIT)["Socket"]
-    assert (socket["SocketMode"], socket["DirectoryMode"]) == ("0600", "0700")
-
-
-@pytest.mark.parametrize("unit", [UNIT, VOLUME_UNIT], ids=lambda path: path.stem)
-def test_it_outlives_its_command(unit: Path) -> None:
-    service = _service(unit)
-    assert service["KillMode"] == "process"
-    assert (service["Type"], service["RemainAfterExit"]) == ("oneshot", "yes")
-
-
-def test_a_snapshotter_is_stopped_alone() -> None:
-    """It ends with 143 by SIGTERM, which is no failure."""
-    service = _service(SNAPSHOTTER_UNIT)
-    assert service["KillMode"] == "process"
-    assert service["Type"] == "notify"
-    assert service["SuccessExitStatus"] == "143"
-
-
-def _service(path: Path) -> configparser.SectionProxy:
-    return _sections(path)["Service"]
+def test_what_must_not_change(
+    unit: Path, section: str, settings: dict[str, str]
+) -> None:
+    assert settings.items() <= dict(_sections(unit)[section]).items()
 
 
 def _sections(path: Path) -> configparser.ConfigParser:

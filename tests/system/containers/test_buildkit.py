@@ -23,10 +23,9 @@ from support.containers import (  # noqa: F401
     lazy_host,
     state,
 )
-from support.lazy_images import Place, lazy_place
-from support.needs import Need, inapplicable
+from support.lazy_images import Place, place_fixture
+from support.needs import inapplicable
 from support.processes import ending_with_us, stop
-from support.registry import REGISTRY
 from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Program
@@ -53,13 +52,7 @@ COPY --from={plain} /etc/plain /etc/plain
 """
 
 
-@pytest.fixture
-def place(
-    need: Need, sparse_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Place]:
-    need(ROOT, BTRFS, LOOP, FUSE, REGISTRY, BUSYBOX, BUILDKITD, BUILDCTL)
-    with lazy_place(sparse_path, monkeypatch) as found:
-        yield found
+place = place_fixture(ROOT, BTRFS, LOOP, FUSE, BUSYBOX, BUILDKITD, BUILDCTL)
 
 
 @contextmanager

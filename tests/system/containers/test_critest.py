@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import subprocess
 import xml.etree.ElementTree as xml
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,9 +24,7 @@ from support.containers import (  # noqa: F401
     state,
 )
 from support.kubelet import WAIT, busybox_layer, mirror_everything, write_network
-from support.lazy_images import Place, lazy_place
-from support.needs import Need
-from support.registry import REGISTRY
+from support.lazy_images import Place, place_fixture
 from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Program
@@ -48,13 +45,7 @@ _SKIP_1 = r"Idempotence Stop\w+ should not return an error if not found|OOMKille
 _ENOUGH = 40
 
 
-@pytest.fixture
-def place(
-    need: Need, sparse_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Place]:
-    need(ROOT, BTRFS, LOOP, FUSE, REGISTRY, BUSYBOX, CRITEST)
-    with lazy_place(sparse_path, monkeypatch) as found:
-        yield found
+place = place_fixture(ROOT, BTRFS, LOOP, FUSE, BUSYBOX, CRITEST)
 
 
 def _push_images(place: Place) -> tuple[str, str]:

@@ -21,8 +21,8 @@ from support.peer import (
     Registry,
     Store,
     Web,
-    free_port,
 )
+from support.processes import free_ports
 from support.s3_server import (
     ACCESS_KEY,
     PARTS,
@@ -63,7 +63,7 @@ class _SeaweedFS(Store):
     def start(self, root: Path) -> None:
         write_identities(root)
         (root / "data").mkdir()
-        self._ports = [free_port() for _ in range(2 * len(PARTS))]
+        self._ports = free_ports(2 * len(PARTS))
         super().start(root)
 
     def command(self) -> list[str | Path]:
