@@ -7,8 +7,8 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -145,21 +145,6 @@ def _busy_s() -> float:
     return float(times.user + times.system) + sum(
         float(getattr(times, name, 0.0)) for name in ("irq", "softirq", "steal")
     )
-
-
-@contextmanager
-def watched() -> Iterator[dict[str, float]]:
-    """Measure how busy the machine is; filled in at the end of the block.
-
-    "load" is the load average of the minute before, "busy_cores" the use by all
-    processes and the kernel in the block, low priorities excluded.
-    """
-    record = {"load": os.getloadavg()[0]}
-    begin_s, before_s = time.monotonic(), _busy_s()
-    yield record
-    # NB: the kernel counts in ticks, so the figure is inexact for shorter blocks.
-    elapsed_s = max(time.monotonic() - begin_s, 0.01)
-    record["busy_cores"] = (_busy_s() - before_s) / elapsed_s
 
 
 def wait_until_quiet(*, timeout_s: float) -> bool:

@@ -1,8 +1,7 @@
 """The contest of reading, or writing, by fio: all peers can take part.
 
 ``again:NAME`` is a second instance of a peer, to see how much equals differ.
-``slowed:NAME`` is one that loses 10 % of the CPUs' time on purpose, to see whether that
-is detected. ``batch:NAME`` is one whose server runs in SCHED_BATCH, as our ublk server
+``batch:NAME`` is one whose server runs in SCHED_BATCH, as our ublk server
 does: a policy that anybody can give it (``chrt -b``).
 """
 
@@ -11,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,6 @@ from btrfs_ublk.base.capabilities import Fio, require
 from btrfs_ublk.base.readers import read_buffered, read_direct
 from btrfs_ublk.bench.content import check_blocks
 from btrfs_ublk.bench.cpu import Usage
-from btrfs_ublk.bench.cpu_load import stolen_time
 from btrfs_ublk.bench.fio import WRITTEN_BLOCK, Workload, parse_workload, run_fio
 from btrfs_ublk.bench.peer import (
     Contest,
@@ -39,9 +37,7 @@ from btrfs_ublk.errors import CapabilityError, UsageError
 #: seconds for that.
 _RAMP_SHARE, _LEAST_RAMP_S = 0.1, 0.2
 _SAMPLES = 16
-AGAIN, SLOWED, BATCH = "again:", "slowed:", "batch:"
-#: The share of time that a slowed peer, and all else, loses.
-_STOLEN_SHARE = 0.1
+AGAIN, BATCH = "again:", "batch:"
 
 
 def measure(
@@ -130,16 +126,14 @@ def _taking_part(
             os.sched_setscheduler(task, os.SCHED_BATCH, os.sched_param(0))
 
         def turn(workload: str, chances: random.Random) -> Result:
-            slowed = prefix == SLOWED
-            with stolen_time(_STOLEN_SHARE) if slowed else nullcontext():
-                return measure(
-                    subject,
-                    parse_workload(workload),
-                    size_bytes=setting.size_bytes,
-                    runtime_s=setting.runtime_s,
-                    output=setting.directory / "fio.json",
-                    chances=chances,
-                )
+            return measure(
+                subject,
+                parse_workload(workload),
+                size_bytes=setting.size_bytes,
+                runtime_s=setting.runtime_s,
+                output=setting.directory / "fio.json",
+                chances=chances,
+            )
 
         yield turn
 
@@ -169,7 +163,7 @@ class FioContest(Contest):
         known = {name: _reader(peer, self.writing) for name, peer in peers.items()}
         for name in names:
             prefix, colon, inner = name.partition(":")
-            if prefix + colon in (AGAIN, SLOWED, BATCH) and inner in peers:
+            if prefix + colon in (AGAIN, BATCH) and inner in peers:
                 known[name] = _reader(peers[inner], self.writing, prefix + colon)
         return known
 

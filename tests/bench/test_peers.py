@@ -131,13 +131,13 @@ def test_all_at_once_with_ublk(need: Need, sparse_path: Path) -> None:
 
 
 def test_unknown_peers_are_refused() -> None:
-    for name in ("lop", "slowed:lop", "slow:loop", ":loop"):
+    for name in ("lop", "batch:lop", "slow:loop", ":loop"):
         with pytest.raises(UsageError, match=f"no peer {name!r}\n.*loop"):
             READING.find(["loop", name])
     with pytest.raises(UsageError, match="twice\n.*again:loop"):
         READING.find(["loop", "loop"])
-    found = READING.find(["loop", "again:loop", "slowed:loop"])
-    assert [each.name for each in found] == ["loop", "again:loop", "slowed:loop"]
+    found = READING.find(["loop", "again:loop", "batch:loop"])
+    assert [each.name for each in found] == ["loop", "again:loop", "batch:loop"]
 
 
 @pytest.mark.device

@@ -20,7 +20,7 @@ from rich.console import Console
 from support.paths import TESTS
 
 from btrfs_ublk.bench import options, report
-from btrfs_ublk.bench.environment import environment, wait_until_quiet, watched
+from btrfs_ublk.bench.environment import environment, wait_until_quiet
 from btrfs_ublk.bench.report import (
     Document,
     make_document,
@@ -143,12 +143,6 @@ class TestEnvironment:
         assert str(tmp_path) not in text and str(TESTS) not in text
         # Not as a part of another word: hosts have names such as "vm".
         assert not re.search(rf"\b{re.escape(socket.gethostname())}\b", text)
-
-    def test_a_busy_process_is_seen(self) -> None:
-        with watched() as record:
-            assert "busy_cores" not in record
-            sum(range(5_000_000))
-        assert record["busy_cores"] > 0 and record["load"] >= 0
 
     def test_without_patience_nobody_waits(self) -> None:
         assert wait_until_quiet(timeout_s=0) is False

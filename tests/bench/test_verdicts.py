@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from support.needs import Need
-from support.paths import PROJECT
 
 from btrfs_ublk.base.capabilities import Fio
-from btrfs_ublk.base.process import run, spawn
+from btrfs_ublk.base.process import spawn
 from btrfs_ublk.bench.commands.compare import command
 from btrfs_ublk.bench.compare import (
     FASTER,
@@ -27,13 +26,11 @@ from btrfs_ublk.bench.compare import (
     tables,
     verdicts,
 )
-from btrfs_ublk.bench.reading import AGAIN, SLOWED
 from btrfs_ublk.bench.report import OK
 from btrfs_ublk.bench.stats import holm, sign_flip_probability
 
 pytestmark = pytest.mark.thorough
 
-VM = PROJECT / "scripts" / "vm"
 _MAIN = "from btrfs_ublk.cli.main import main; main()"
 
 
@@ -136,32 +133,6 @@ class TestStatistics:
         assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
         assert holm([0.5, 0.9]) == [1.0, 1.0]
         assert holm([]) == []
-
-
-@pytest.mark.vm
-@pytest.mark.timeout(900)
-def test_the_same_and_a_slowed_one() -> None:
-    """Two of the same are not told apart; one that loses a tenth of its time is.
-
-    Where time is instructions: how many turns it takes elsewhere is up to the noise.
-    """
-    # NB: of two that are judged, six turns cannot tell (Holm).
-    title = "tmpfs / again:tmpfs / slowed:tmpfs"
-    done = run(
-        [
-            *(VM, "--icount", "--memory", "1G", "--timeout", "700", "--"),
-            *(sys.executable, "-c", _MAIN, "bench", "compare", *title.split(" / ")),
-            *("--workload=randread-psync", "--turns=7", "--runtime=0.5"),
-            *("--size=16M", "--json"),
-        ],
-        timeout_s=800,
-    )
-    found = json.loads(done.stdout)
-    judged = [
-        verdicts(found)[title, "randread-psync", prefix + "tmpfs"]
-        for prefix in (AGAIN, SLOWED)
-    ]
-    assert judged == [SAME, SLOWER], tables(found)[0].rows
 
 
 @pytest.mark.device
