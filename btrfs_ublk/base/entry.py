@@ -28,6 +28,7 @@ import click
 from btrfs_ublk.base.log import log, setup_logging
 from btrfs_ublk.base.signals import exit_status_of, importing, interruptible
 from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.units import parse_size
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -91,6 +92,48 @@ class CountType(click.IntRange):
 
     def get_metavar(self, *_args: Any, **_keys: Any) -> str:
         return "N"
+
+
+class SizeType(click.ParamType):  # type: ignore[type-arg]
+    """The type of options and arguments that are a size, in bytes: "4096", "256K". With
+    ``parse``, one with more conditions than parse_size().
+    """
+
+    name = "size"
+
+    def __init__(self, parse: Callable[..., int] = parse_size) -> None:
+        self._parse = parse
+
+    def get_metavar(self, *_args: Any, **_keys: Any) -> str:
+        return "SIZE"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Return the size. Raises UsageError, which names the option."""
+        if isinstance(value, int):
+            return value
+        is_option = isinstance(param, click.Option)
+        name = param.opts[-1] if param is not None else "SIZE"
+        return self._parse(value, what=name if is_option else name.upper())
+
+
+def unit_size(text: str, *, what: str) -> int:
+    """Parse the size of units, as parse_unit() does, which few commands import."""
+    from btrfs_ublk.content.digests import parse_unit
+
+    return parse_unit(text, what=what)
+
+
+def stacked(*each: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Make one decorator of several options, in the order of help."""
+
+    def decorate(function: Any) -> Any:
+        for option in reversed(each):
+            function = option(function)
+        return function
+
+    return decorate
 
 
 def completing(names: Callable[[], Iterable[str]]) -> _Completion:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from btrfs_ublk.base.capabilities import sparse_directory
-from btrfs_ublk.base.entry import CountType, PathType, SecondsType, json_option
+from btrfs_ublk.base.entry import CountType, PathType, SecondsType, json_option, stacked
 from btrfs_ublk.units import EIB, parse_block_size
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -97,12 +97,7 @@ def common_options(
             0, click.option(*turns, type=COUNT, default=repeats, help="Turns of each.")
         )
 
-    def decorate(function: _Function) -> _Function:
-        for option in reversed([*added, json_option]):
-            function = option(function)
-        return function
-
-    return decorate
+    return stacked(*added, json_option)
 
 
 def progress(text: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from btrfs_ublk.base.capabilities import Capability, require
+from btrfs_ublk.base.entry import stacked
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.environment import wait_until_quiet
 from btrfs_ublk.bench.report import (
@@ -169,11 +170,9 @@ def study(
                 document["tables"] = [asdict(each) for each in tables(document)]
             finish(document, as_json=as_json)
 
-        callback: Callable[..., Any] = run
-        for option in reversed([*given, options.common_options(repeats, in_memory)]):
-            callback = option(callback)
-        return click.command(help=function.__doc__, context_settings=options.SETTINGS)(
-            callback
-        )
+        added = stacked(*given, options.common_options(repeats, in_memory))
+        settings: Any = {"help": function.__doc__, "context_settings": options.SETTINGS}
+        made: click.Command = click.command(**settings)(added(run))
+        return made
 
     return make

@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
-from btrfs_ublk.base.entry import PathType, json_option
+from btrfs_ublk.base.entry import PathType, SizeType, json_option, stacked
 from btrfs_ublk.base.log import log
 from btrfs_ublk.base.private_dirs import make_private
 from btrfs_ublk.base.progress import progress
@@ -27,10 +26,9 @@ from btrfs_ublk.content.cache import (
 )
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.ops.monitor.samples import take_samples
-from btrfs_ublk.units import format_size, parse_size
+from btrfs_ublk.units import format_size
 from btrfs_ublk.volume.store import volume_directories
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _directory = click.option(
     "-d",
@@ -196,7 +194,7 @@ def _running_maps() -> list[Path]:
 @command.command("prune")
 @_directory
 @click.option(
-    "--to", "size", metavar="SIZE", help="Evict until at most this much is left."
+    "--to", "size", type=SizeType(), help="Evict until at most this much is left."
 )
 @click.option(
     "--older-than",
@@ -214,7 +212,7 @@ def _running_maps() -> list[Path]:
 @json_option
 def prune(
     directory: Path,
-    size: str | None,
+    size: int | None,
     age: str | None,
     keys: tuple[str, ...],
     as_json: bool,
@@ -226,14 +224,13 @@ def prune(
     """
     if size is None and age is None and not keys:
         raise UsageError("nothing to do", hint="give --to, --older-than or --content")
-    size_bytes = None if size is None else parse_size(size, what="--to")
     age_s = None if age is None else parse_age(age)
     cache = _cache(directory)
     evicted = sum(cache.remove(key) for key in keys)
     if age_s is not None:
         evicted += sum(cache.remove_older(age_s, now_s=time.time()).values())
-    if size_bytes is not None:
-        evicted += cache.shrink(size_bytes)
+    if size is not None:
+        evicted += cache.shrink(size)
     left = cache.status().cached_bytes
     if as_json:
         click.echo(json.dumps({"evicted_bytes": evicted, "cached_bytes": left}))
@@ -255,36 +252,30 @@ def parse_age(text: str) -> float:
 @command.command("limit")
 @_directory
 @click.option(
-    "--max", "most", metavar="SIZE", help="Cap on all contents together.  [no cap]"
+    "--max", "most", type=SizeType(), help="Cap on all contents together.  [no cap]"
 )
 @click.option(
     "--reserve",
-    metavar="SIZE",
+    type=SizeType(),
     help="Room to leave free on its file system.  [a twentieth of it]",
 )
-def limit(directory: Path, most: str | None, reserve: str | None) -> None:
+def limit(directory: Path, most: int | None, reserve: int | None) -> None:
     """Set how large the cache may get.
 
     All servers that use it keep to that, and what is too much is evicted now. An option
     that is left out is set to what it is in a new cache. Makes the directory where
     there is none.
     """
-    max_bytes = 0 if most is None else parse_size(most, what="--max")
-    reserve_bytes = 0 if reserve is None else parse_size(reserve, what="--reserve")
     if not os.path.lexists(directory):
         make_private(directory, what="cache", hint="name another one: -d DIRECTORY")
-    Cache(directory).limit(max_bytes=max_bytes, reserve_bytes=reserve_bytes)
+    Cache(directory).limit(max_bytes=most or 0, reserve_bytes=reserve or 0)
 
 
-def _pin_command(function: _Function) -> _Function:
-    decorated: _Function = click.argument("keys", metavar="KEY...", nargs=-1)(
-        _directory(function)
-    )
-    return decorated
+_pin_options = stacked(_directory, click.argument("keys", metavar="KEY...", nargs=-1))
 
 
 @command.command("pin")
-@_pin_command
+@_pin_options
 def pin(directory: Path, keys: tuple[str, ...]) -> None:
     """Keep contents, whatever happens.
 
@@ -294,7 +285,7 @@ def pin(directory: Path, keys: tuple[str, ...]) -> None:
 
 
 @command.command("unpin")
-@_pin_command
+@_pin_options
 def unpin(directory: Path, keys: tuple[str, ...]) -> None:
     """Let contents be evicted again.
 

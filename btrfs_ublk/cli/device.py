@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import click
 
@@ -15,9 +14,11 @@ from btrfs_ublk.base.entry import (
     NounGroup,
     PathType,
     SecondsType,
+    SizeType,
     completing,
     json_option,
     print_rows,
+    stacked,
 )
 from btrfs_ublk.base.signals import too_late
 from btrfs_ublk.device.state import (
@@ -29,8 +30,6 @@ from btrfs_ublk.device.state import (
 from btrfs_ublk.errors import BtrfsUblkError, UsageError, why_unread
 from btrfs_ublk.server import Description, FrontEndName, ServerStats
 from btrfs_ublk.units import format_size, parse_block_size
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _name = click.argument(
     "name",
@@ -53,73 +52,67 @@ class _RecoveryChoice(click.Choice):  # type: ignore[type-arg]
         return value if value == FORMER_RECOVERY else super().convert(value, *rest)
 
 
-def _making_options(function: _Function) -> _Function:
-    """Add the options that ``up`` and ``serve`` share."""
-    for option in reversed(
-        [
-            click.option(
-                "--front-end",
-                type=click.Choice(get_args(FrontEndName)),
-                default="auto",
-                show_default=True,
-                help="auto: ublk where the kernel has it, and survives the death "
-                "of its server.",
-            ),
-            click.option(
-                "--recovery",
-                type=_RecoveryChoice(["auto", "reissue", "queue", "fail-io", "none"]),
-                default="auto",
-                show_default=True,
-                help="What reads do while the server is replaced, see above.",
-            ),
-            click.option(
-                "--queues",
-                type=CountType(0),
-                help="Queues of the device, and so threads of the server.",
-            ),
-            click.option(
-                "--depth", type=CountType(0), help="Requests in flight per queue."
-            ),
-            click.option(
-                "--max-io", metavar="SIZE", help="The largest request, 64K or more."
-            ),
-            click.option(
-                "--realtime",
-                is_flag=True,
-                help="The server's threads run before all that is not real-time.",
-            ),
-            click.option(
-                "--feature",
-                "features",
-                multiple=True,
-                metavar="NAME",
-                help="ublk: insist on a feature of the driver, such as auto-buf-reg.",
-            ),
-            click.option(
-                "--unprivileged",
-                is_flag=True,
-                help="A ublk device of this user, who need not be root.",
-            ),
-            click.option(
-                "--id", "device_id", type=CountType(0), help="N of /dev/ublkbN."
-            ),
-            click.option(
-                "--hang-timeout",
-                "hang_timeout_s",
-                type=SecondsType(0),
-                default=DEFAULT_HANG_TIMEOUT_S,
-                show_default=True,
-                help="A server that is silent for so long is replaced; 0: never.",
-            ),
-            click.option(
-                "--server",
-                type=PathType(),
-                help="Another program than the package's btrfs-ublk-server.",
-            ),
-        ]
-    ):
-        function = option(function)
-    return function
+#: The options that ``up`` and ``serve`` share.
+_making_options = stacked(
+    click.option(
+        "--front-end",
+        type=click.Choice(get_args(FrontEndName)),
+        default="auto",
+        show_default=True,
+        help="auto: ublk where the kernel has it, and survives the death "
+        "of its server.",
+    ),
+    click.option(
+        "--recovery",
+        type=_RecoveryChoice(["auto", "reissue", "queue", "fail-io", "none"]),
+        default="auto",
+        show_default=True,
+        help="What reads do while the server is replaced, see above.",
+    ),
+    click.option(
+        "--queues",
+        type=CountType(0),
+        help="Queues of the device, and so threads of the server.",
+    ),
+    click.option("--depth", type=CountType(0), help="Requests in flight per queue."),
+    click.option(
+        "--max-io",
+        "max_io_bytes",
+        type=SizeType(parse_block_size),
+        help="The largest request, 64K or more.",
+    ),
+    click.option(
+        "--realtime",
+        is_flag=True,
+        help="The server's threads run before all that is not real-time.",
+    ),
+    click.option(
+        "--feature",
+        "features",
+        multiple=True,
+        metavar="NAME",
+        help="ublk: insist on a feature of the driver, such as auto-buf-reg.",
+    ),
+    click.option(
+        "--unprivileged",
+        is_flag=True,
+        help="A ublk device of this user, who need not be root.",
+    ),
+    click.option("--id", "device_id", type=CountType(0), help="N of /dev/ublkbN."),
+    click.option(
+        "--hang-timeout",
+        "hang_timeout_s",
+        type=SecondsType(0),
+        default=DEFAULT_HANG_TIMEOUT_S,
+        show_default=True,
+        help="A server that is silent for so long is replaced; 0: never.",
+    ),
+    click.option(
+        "--server",
+        type=PathType(),
+        help="Another program than the package's btrfs-ublk-server.",
+    ),
+)
 
 
 @click.group(
@@ -172,7 +165,7 @@ def up(
     device = make(
         name,
         _read(description),
-        _options(**options),
+        devices.DeviceOptions(**options),
         timeout_s=timeout_s,
         made=too_late,
     )
@@ -317,7 +310,9 @@ def serve(name: str, description: Path | None, timeout_s: float, **options: Any)
     are those of `btrfs-ublk device up`.
     """
     made = None if description is None else _read(description)
-    return devices.serve_device(name, made, _options(**options), timeout_s=timeout_s)
+    return devices.serve_device(
+        name, made, devices.DeviceOptions(**options), timeout_s=timeout_s
+    )
 
 
 def _read(path: Path) -> Description:
@@ -331,11 +326,6 @@ def _read(path: Path) -> Description:
         return Description.from_json(text)
     except UsageError as error:
         raise UsageError(f"{name}: {error.message}", hint=error.hint) from error
-
-
-def _options(max_io: str | None, **others: Any) -> devices.DeviceOptions:
-    max_io_bytes = None if max_io is None else parse_block_size(max_io, what="--max-io")
-    return devices.DeviceOptions(max_io_bytes=max_io_bytes, **others)
 
 
 def _print(device: devices.Device, as_json: bool) -> None:

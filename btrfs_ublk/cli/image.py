@@ -25,6 +25,8 @@ from btrfs_ublk.cli.image_convert import convert
 from btrfs_ublk.cli.image_forks import apply, commit, detach, fork, forks, unfork
 from btrfs_ublk.cli.image_list import image_keys, images_base, list_command
 from btrfs_ublk.cli.image_options import (
+    directory_option,
+    layout_options,
     max_inline_option,
     platform_option,
     unit_option,
@@ -57,14 +59,7 @@ def command() -> None:
 
 @command.command()
 @click.argument("source")
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    type=PathType(),
-    help="The OCI image layout, a directory; it is made if missing.",
-)
-@click.option("--tag", help="Its name in the layout.  [the source's, else latest]")
+@layout_options
 @platform_option
 @with_build_options
 @click.option(
@@ -127,14 +122,7 @@ def build(
 
 @command.command()
 @click.argument("source")
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    type=PathType(),
-    help="The OCI image layout, a directory; it is made if missing.",
-)
-@click.option("--tag", help="Its name in the layout.  [the source's, else latest]")
+@layout_options
 @platform_option
 @max_inline_option
 @unit_option
@@ -222,12 +210,7 @@ def inspect(
 
 @command.command()
 @click.argument("image")
-@click.option(
-    "--directory",
-    type=PathType(),
-    help="Where the temporary file goes, which is as large as the image."
-    "  [TMPDIR, else /tmp]",
-)
+@directory_option
 @click.option(
     "--no-btrfs-check",
     is_flag=True,
@@ -291,12 +274,7 @@ def _print_check(report: images.CheckReport) -> None:
 @click.option(
     "--layer", metavar="CHAIN-ID", help="Another layer.  [the last: the whole image]"
 )
-@click.option(
-    "--directory",
-    type=PathType(),
-    help="Where the temporary file goes, which is as large as the image."
-    "  [TMPDIR, else /tmp]",
-)
+@directory_option
 @with_access
 def export(
     image: str,
@@ -341,11 +319,7 @@ def export(
 @command.command()
 @click.argument("first")
 @click.argument("second")
-@click.option(
-    "--directory",
-    type=PathType(),
-    help="Where temporary files go, which are as large as both.  [TMPDIR, else /tmp]",
-)
+@directory_option
 @with_access
 @json_option
 def diff(
@@ -459,8 +433,6 @@ def pull(
     pin: bool,
     base: Path | None,
     access: images.RegistryAccess,
-    via: tuple[str, ...],
-    via_plain: bool,
     as_json: bool,
 ) -> None:
     """Get the metadata of a sealed image.
@@ -472,7 +444,6 @@ def pull(
     has no sealed one, an index is taken that refers to it.
     """
     reference = images.parse_reference(image)
-    access = replace(access, via=via or None, via_plain=via_plain)
     with progress(f"pull {image}"):
         pulled = images.pull_image(
             reference, access, images.ImageStore(base), pinned=pin

@@ -10,12 +10,12 @@ import click
 
 from btrfs_ublk import image as images
 from btrfs_ublk import volume as volumes
-from btrfs_ublk.base.entry import PathType, json_option, print_rows, visible
+from btrfs_ublk.base.entry import PathType, SizeType, json_option, print_rows, visible
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.cli.image_options import with_access
 from btrfs_ublk.cli.volume_options import confirm, volume_name, volumes_base
 from btrfs_ublk.errors import UsageError
-from btrfs_ublk.units import format_size, parse_size
+from btrfs_ublk.units import format_size
 
 
 @click.command()
@@ -29,7 +29,7 @@ from btrfs_ublk.units import format_size, parse_size
 )
 @click.option(
     "--quota",
-    metavar="SIZE",
+    type=SizeType(),
     help="How much may be written to it. The volume needs Linux 6.7 from then on, for "
     "good.  [no limit]",
 )
@@ -42,7 +42,7 @@ def fork(
     name: str,
     fork: str,
     mode: volumes.ForkMode,
-    quota: str | None,
+    quota: int | None,
     layer: str | None,
     base: Path | None,
     as_json: bool,
@@ -57,7 +57,7 @@ def fork(
         fork,
         layer=layer,
         mode=mode,
-        quota_bytes=None if quota is None else parse_size(quota, what="--quota"),
+        quota_bytes=quota,
         base=base,
     )
     keys = {"name": name, "fork": fork, "path": str(made), "mode": mode}

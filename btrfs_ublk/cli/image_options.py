@@ -11,61 +11,68 @@ from typing import Any, TypeVar, cast
 import click
 
 from btrfs_ublk import image as images
-from btrfs_ublk.base.entry import CountType, PathType
+from btrfs_ublk.base.entry import CountType, PathType, SizeType, stacked, unit_size
 from btrfs_ublk.errors import UsageError
-from btrfs_ublk.units import parse_size
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def registry_options(function: _Function) -> _Function:
-    """Add the options that say how a registry is asked."""
-    for option in reversed(
-        [
-            click.option(
-                "--docker-config",
-                type=PathType(exists=True, dir_okay=False),
-                help="A config.json with the registry's login, closed to all others."
-                "  [those of Docker and podman]",
-            ),
-            click.option(
-                "--ca-file",
-                type=PathType(exists=True, dir_okay=False),
-                help="Certificates (PEM) to trust for the registry.  [the system's]",
-            ),
-            click.option(
-                "--insecure",
-                is_flag=True,
-                help="Ask the registry by http; on loopback only.",
-            ),
-        ]
-    ):
-        function = option(function)
-    return function
-
-
-def via_options(function: _Function) -> _Function:
-    """Add the options that name caches in front of a registry."""
-    for option in (
-        click.option(
-            "--via-plain",
-            is_flag=True,
-            help="Tokens may go to those caches without TLS.",
-        ),
-        click.option(
-            "--via",
-            multiple=True,
-            metavar="URL",
-            help="A cache in front of the registry, http://HOST:PORT; may be repeated."
-            "  [those of hosts.toml]",
-        ),
-    ):
-        function = option(function)
-    return function
+#: The options that say how a registry is asked.
+registry_options = stacked(
+    click.option(
+        "--docker-config",
+        type=PathType(exists=True, dir_okay=False),
+        help="A config.json with the registry's login, closed to all others."
+        "  [those of Docker and podman]",
+    ),
+    click.option(
+        "--ca-file",
+        type=PathType(exists=True, dir_okay=False),
+        help="Certificates (PEM) to trust for the registry.  [the system's]",
+    ),
+    click.option(
+        "--insecure",
+        is_flag=True,
+        help="Ask the registry by http; on loopback only.",
+    ),
+)
+#: The options that name caches in front of a registry.
+via_options = stacked(
+    click.option(
+        "--via",
+        multiple=True,
+        metavar="URL",
+        help="A cache in front of the registry, http://HOST:PORT; may be repeated."
+        "  [those of hosts.toml]",
+    ),
+    click.option(
+        "--via-plain",
+        is_flag=True,
+        help="Tokens may go to those caches without TLS.",
+    ),
+)
+#: Those of commands that make an image in a layout.
+layout_options = stacked(
+    click.option(
+        *("-o", "--output"),
+        required=True,
+        type=PathType(),
+        help="The OCI image layout, a directory; it is made if missing.",
+    ),
+    click.option("--tag", help="Its name in the layout.  [the source's, else latest]"),
+)
+#: Where commands put an image that they read whole.
+directory_option = click.option(
+    "--directory",
+    type=PathType(),
+    help="Where temporary files go, each as large as the image.  [TMPDIR, else /tmp]",
+)
 
 
 def with_access(function: _Function) -> _Function:
-    """Add the options of a registry; the command gets them as ``access``."""
+    """Add the options of a registry; the command gets them as ``access``, with the
+    caches of ``via_options``, if it has these too.
+    """
 
     @wraps(function)
     def command(
@@ -73,9 +80,13 @@ def with_access(function: _Function) -> _Function:
         docker_config: Path | None,
         ca_file: Path | None,
         insecure: bool,
+        via: tuple[str, ...] = (),
+        via_plain: bool = False,
         **keys: Any,
     ) -> Any:
-        access = images.RegistryAccess(docker_config, ca_file, insecure)
+        access = images.RegistryAccess(
+            docker_config, ca_file, insecure, via=via or None, via_plain=via_plain
+        )
         return function(*args, access=access, **keys)
 
     return cast(_Function, registry_options(command))
@@ -88,30 +99,17 @@ platform_option = click.option(
 )
 
 
-def _size(_: click.Context, option: click.Parameter, value: str | None) -> int | None:
-    return None if value is None else parse_size(value, what=option.opts[0])
-
-
 max_inline_option = click.option(
     "--max-inline",
-    callback=_size,
-    metavar="SIZE",
+    type=SizeType(),
     help="Smaller files are in the metadata.  [2K]",
 )
 
 
-def _unit(_: click.Context, option: click.Parameter, value: str) -> int:
-    # NB: commands on volumes have these options too, and need not import it.
-    from btrfs_ublk.content.digests import parse_unit
-
-    return parse_unit(value, what=option.opts[0])
-
-
 unit_option = click.option(
     "--unit",
-    callback=_unit,
+    type=SizeType(unit_size),
     default="256K",
-    metavar="SIZE",
     help="What is verified, and fetched, at once: a power of two from 4K to 1M.",
 )
 
@@ -145,43 +143,41 @@ def with_build_options(function: _Function) -> _Function:
         )
         return function(*args, options=options, trace=trace, traced=traced, **keys)
 
-    made: Any = command
-    for option in reversed(
-        [
-            click.option(
-                "--compression",
-                metavar="NAME:LEVEL",
-                help="Of the data, which the kernel decompresses: none, or zstd:1 to"
-                " zstd:19.  [zstd:9]",
-            ),
-            click.option(
-                "--checksum",
-                type=click.Choice(images.CHECKSUMS),
-                help="What the kernel verifies blocks by.  [crc32c]",
-            ),
-            max_inline_option,
-            unit_option,
-            click.option(
-                "--threads",
-                type=CountType(1, 256),
-                help="Threads that compress.  [as many as CPUs]",
-            ),
-            click.option(
-                "--trace",
-                type=PathType(exists=True, dir_okay=False),
-                help="Put first what this trace of another build has read"
-                " (`trace record`); `image up` fetches it at once.",
-            ),
-            click.option(
-                "--traced",
-                metavar="IMAGE",
-                help="The image that the trace is of."
-                "  [found in the output, or on this machine]",
-            ),
-        ]
-    ):
-        made = option(made)
-    return cast(_Function, made)
+    return cast(_Function, _build_options(command))
+
+
+_build_options = stacked(
+    click.option(
+        "--compression",
+        metavar="NAME:LEVEL",
+        help="Of the data, which the kernel decompresses: none, or zstd:1 to"
+        " zstd:19.  [zstd:9]",
+    ),
+    click.option(
+        "--checksum",
+        type=click.Choice(images.CHECKSUMS),
+        help="What the kernel verifies blocks by.  [crc32c]",
+    ),
+    max_inline_option,
+    unit_option,
+    click.option(
+        "--threads",
+        type=CountType(1, 256),
+        help="Threads that compress.  [as many as CPUs]",
+    ),
+    click.option(
+        "--trace",
+        type=PathType(exists=True, dir_okay=False),
+        help="Put first what this trace of another build has read"
+        " (`trace record`); `image up` fetches it at once.",
+    ),
+    click.option(
+        "--traced",
+        metavar="IMAGE",
+        help="The image that the trace is of."
+        "  [found in the output, or on this machine]",
+    ),
+)
 
 
 def with_first(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -19,7 +19,7 @@ from btrfs_ublk.units import format_size
 @click.command()
 @click.argument("image")
 @click.option(
-    "--site",
+    *("--site", "via"),
     multiple=True,
     metavar="URL",
     help="A cache of the site, http://HOST:PORT; may be repeated: name all that its"
@@ -44,8 +44,6 @@ from btrfs_ublk.units import format_size
 @json_option
 def warm(
     image: str,
-    site: tuple[str, ...],
-    via_plain: bool,
     trace: Path | None,
     first: bool,
     access: images.RegistryAccess,
@@ -61,7 +59,6 @@ def warm(
     if trace is not None and first:
         raise UsageError("--trace and --first exclude each other")
     reference = images.parse_reference(image)
-    access = replace(access, via=site or None, via_plain=via_plain)
     with progress(f"warm {image}", in_bytes=True) as task:
         found = None
         if trace is not None:

@@ -11,9 +11,11 @@ import click
 from btrfs_ublk.base.entry import (
     CountType,
     PathType,
+    SizeType,
     completing,
     json_option,
     say_resolved,
+    unit_size,
 )
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.urls import shown_value
@@ -31,7 +33,7 @@ from btrfs_ublk.content import (
     make_index,
 )
 from btrfs_ublk.content.bulk import parse_bulk, parse_json
-from btrfs_ublk.content.digests import DEFAULT_UNIT_BYTES, parse_unit
+from btrfs_ublk.content.digests import DEFAULT_UNIT_BYTES
 from btrfs_ublk.content.index import DEFAULT_SPACING_BYTES
 from btrfs_ublk.device import device_map
 from btrfs_ublk.device.state import device_directories
@@ -48,12 +50,12 @@ _device = click.argument(
 _start = click.option(
     "--start",
     default="0",
-    metavar="SIZE",
+    type=SizeType(),
     show_default=True,
     help="Where in the virtual data to begin.",
 )
 _end = click.option(
-    "--end", metavar="SIZE", help="Where in the virtual data to end.  [at their end]"
+    "--end", type=SizeType(), help="Where in the virtual data to end.  [at their end]"
 )
 
 
@@ -78,13 +80,13 @@ def command() -> None:
     help="Offset in the virtual data; auto: the lowest place that is free.",
 )
 @click.option(
-    "--length", metavar="SIZE", help="How much to map.  [the rest of the source]"
+    "--length", type=SizeType(), help="How much to map.  [the rest of the source]"
 )
 @click.option(
     "--source-offset",
     default="0",
     show_default=True,
-    metavar="SIZE",
+    type=SizeType(),
     help="Where in the source the mapping begins.",
 )
 @mirror_options
@@ -94,9 +96,9 @@ def command() -> None:
     type=PathType(),
     help="A source's description (JSON; - is standard input).",
 )
-@click.option("--size", metavar="SIZE", help="Size of the source.  [it is asked for]")
+@click.option("--size", type=SizeType(), help="Size of the source.  [it is asked for]")
 @click.option(
-    "--unit", metavar="SIZE", help="What is fetched as a whole, 4K to 1M.  [256K]"
+    "--unit", type=SizeType(), help="What is fetched as a whole, 4K to 1M.  [256K]"
 )
 @click.option(
     "--digests",
@@ -121,9 +123,9 @@ def command() -> None:
     " mapping, [OFFSET or null, LENGTH or null, SOURCE, SOURCE_OFFSET], where SOURCE"
     " counts the sources of the file from 0. All are added, or none.",
 )
-@click.option("--start", metavar="SIZE", help="The lowest place auto may choose.")
-@click.option("--end", metavar="SIZE", help="The end of what auto may choose.")
-@click.option("--alignment", metavar="SIZE", help="Alignment of what auto chooses.")
+@click.option("--start", type=SizeType(), help="The lowest place auto may choose.")
+@click.option("--end", type=SizeType(), help="The end of what auto may choose.")
+@click.option("--alignment", type=SizeType(), help="Alignment of what auto chooses.")
 @_which
 @json_option
 @click.pass_context
@@ -134,9 +136,9 @@ def add(
     bulk: Path | None,
     path: str | None,
     as_json: bool,
-    start: str | None,
-    end: str | None,
-    alignment: str | None,
+    start: int | None,
+    end: int | None,
+    alignment: int | None,
     **options: Any,
 ) -> None:
     """Map a range of the virtual data to a source.
@@ -156,12 +158,8 @@ def add(
     else:
         sources = [_source(mirrors, options)]
         additions = [_addition(options)]
-    first, behind = _range(start, end)
-    room = Room(
-        start=first,
-        end=behind,
-        alignment=_size(alignment, "--alignment"),
-    )
+    _check_range(start, end)
+    room = Room(start=start, end=end, alignment=alignment)
     sources = client.resolve(sources, resolved=say_resolved)
     added = client.add(sources, additions, room=room)
     _print_added(added, as_json)
@@ -187,8 +185,8 @@ def _source(mirrors: list[SourceKeys], options: dict[str, Any]) -> SourceKeys:
     if not isinstance(source, dict):
         raise UsageError(f"{source_path}: not a JSON object")
     more = {
-        "size": _size(options["size"], "--size"),
-        "unit": _size(options["unit"], "--unit"),
+        "size": options["size"],
+        "unit": options["unit"],
         "digests": _file(options["digests"]),
         "root": options["root"],
         "codec": options["codec"],
@@ -204,12 +202,10 @@ def _file(path: Path | None) -> dict[str, str] | None:
 
 def _addition(options: dict[str, Any]) -> Addition:
     offset = options["offset"]
-    at = _size(options["source_offset"], "--source-offset") or 0
-    length = _size(options["length"], "--length")
     return Addition(
-        offset=None if offset == "auto" else _size(offset, "--offset"),
-        length=length,
-        source_offset=at,
+        offset=None if offset == "auto" else parse_size(offset, what="--offset"),
+        length=options["length"],
+        source_offset=options["source_offset"],
     )
 
 
@@ -233,7 +229,7 @@ def _print_added(added: list[Added], as_json: bool) -> None:
 @_which
 @json_option
 def list_command(
-    device: str, start: str, end: str | None, path: str | None, as_json: bool
+    device: str, start: int, end: int | None, path: str | None, as_json: bool
 ) -> None:
     """List what is mapped, and what vouches for it.
 
@@ -241,8 +237,8 @@ def list_command(
     "given": digests that came with the source; "pinned": those of what was fetched
     first, so it is unverified until then; "computed": nothing needs to.
     """
-    first, behind = _range(start, end)
-    mappings = device_map(device, path=path).list(start=first or 0, end=behind)
+    _check_range(start, end)
+    mappings = device_map(device, path=path).list(start=start, end=end)
     if as_json:
         # One line for each mapping, as there may be many; together they are one array.
         before = "["
@@ -269,7 +265,7 @@ def _print_row(words: tuple[str, ...]) -> None:
 
 @command.command()
 @_device
-@click.argument("offset", required=False)
+@click.argument("offset", required=False, type=SizeType())
 @click.option(
     "--source",
     "number",
@@ -280,7 +276,7 @@ def _print_row(words: tuple[str, ...]) -> None:
 @json_option
 def show(
     device: str,
-    offset: str | None,
+    offset: int | None,
     number: int | None,
     path: str | None,
     as_json: bool,
@@ -292,7 +288,7 @@ def show(
     if (offset is None) == (number is None):
         raise UsageError("either OFFSET or --source is needed")
     client = device_map(device, path=path)
-    found = shown_value(client.show(offset=_size(offset, "OFFSET"), source=number))
+    found = shown_value(client.show(offset=offset, source=number))
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
@@ -348,14 +344,14 @@ def stats(device: str, path: str | None, as_json: bool) -> None:
 @_which
 @json_option
 def drain(
-    device: str, start: str, end: str | None, path: str | None, as_json: bool
+    device: str, start: int, end: int | None, path: str | None, as_json: bool
 ) -> int:
     """Fetch what is mapped into the cache.
 
     All of it, or a range; what the cache has no room for is not fetched. Exit status 1:
     some of it could not be had, or has no room.
     """
-    first, behind = _range(start, end)
+    _check_range(start, end)
     client = device_map(device, path=path)
     with progress("fetching") as task:
 
@@ -363,7 +359,7 @@ def drain(
             done = format_size(so_far.fetched_bytes)
             task.say(f"{done} fetched, at {exact_size(at)}")
 
-        drained = client.drain(start=first or 0, end=behind, progress=tell)
+        drained = client.drain(start=start, end=end, progress=tell)
     if as_json:
         click.echo(json.dumps(vars(drained)))
     else:
@@ -386,7 +382,7 @@ def drain(
     "--unit",
     default=exact_size(DEFAULT_UNIT_BYTES),
     show_default=True,
-    metavar="SIZE",
+    type=SizeType(unit_size),
     help="What is fetched as a whole, 4K to 1M; the same for `map add --unit`.",
 )
 @click.option(
@@ -402,7 +398,7 @@ def drain(
 )
 @json_option
 def digest(
-    file: Path, unit: str, index: Path | None, output: Path | None, as_json: bool
+    file: Path, unit: int, index: Path | None, output: Path | None, as_json: bool
 ) -> None:
     """Print the digest that verifies a file.
 
@@ -410,24 +406,21 @@ def digest(
     read on. Prints their root, which covers them all; --output keeps them. Of a
     compressed file, they are those of what is read.
     """
-    unit_bytes = parse_unit(unit, what="--unit")
     try:
         total = file.stat().st_size if index is None else None
         with progress(f"reading {file.name}", total=total, in_bytes=True) as task:
             if index is None:
-                digests = digest_file(
-                    file, unit_bytes=unit_bytes, progress=task.advance
-                )
+                digests = digest_file(file, unit_bytes=unit, progress=task.advance)
             else:
                 digests = digest_indexed(
-                    file, index, unit_bytes=unit_bytes, progress=task.advance
+                    file, index, unit_bytes=unit, progress=task.advance
                 )
     except OSError as error:
         raise UsageError(f"{error.filename or file}: {error.strerror}") from error
     if output is not None:
         digests.write(output)
     if as_json:
-        found = {"size": digests.size_bytes, "unit": unit_bytes, "root": digests.root}
+        found = {"size": digests.size_bytes, "unit": unit, "root": digests.root}
         click.echo(json.dumps(found))
     else:
         click.echo(digests.root)
@@ -445,7 +438,7 @@ def digest(
     "--spacing",
     default=exact_size(DEFAULT_SPACING_BYTES),
     show_default=True,
-    metavar="SIZE",
+    type=SizeType(),
     help="How far apart the points are where reading may begin, in gzip: fewer make the"
     " index smaller, and reads slower. Zstandard has one for each frame.",
 )
@@ -457,7 +450,7 @@ def digest(
     help="Where to put the index, as `map add --index` takes it.",
 )
 @json_option
-def index(file: Path, codec: str, spacing: str, output: Path, as_json: bool) -> None:
+def index(file: Path, codec: str, spacing: int, output: Path, as_json: bool) -> None:
     """Make the index of a compressed file.
 
     With it, a server reads any part of FILE, which stays compressed where it is: it
@@ -471,7 +464,7 @@ def index(file: Path, codec: str, spacing: str, output: Path, as_json: bool) -> 
                 file,
                 output,
                 codec=codec,
-                spacing_bytes=parse_size(spacing, what="--spacing"),
+                spacing_bytes=spacing,
             )
     except OSError as error:
         raise UsageError(f"{error.filename or output}: {error.strerror}") from error
@@ -484,18 +477,11 @@ def index(file: Path, codec: str, spacing: str, output: Path, as_json: bool) -> 
     )
 
 
-def _size(text: str | None, what: str) -> int | None:
-    return None if text is None else parse_size(text, what=what)
-
-
-def _range(start: str | None, end: str | None) -> tuple[int | None, int | None]:
-    """Parse start and end in bytes; None for one that was not given."""
-    first, behind = _size(start, "--start"), _size(end, "--end")
-    if first is not None and behind is not None and first > behind:
+def _check_range(start: int | None, end: int | None) -> None:
+    if start is not None and end is not None and start > end:
         raise UsageError(
             f"--start {start} is beyond --end {end}", hint="exchange the two"
         )
-    return first, behind
 
 
 def _read(path: Path) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from btrfs_ublk.base.entry import CountType, PathType
+from btrfs_ublk.base.entry import CountType, PathType, stacked
 from btrfs_ublk.base.hosts import check_cache
 from btrfs_ublk.content import SourceKeys
 from btrfs_ublk.content.bulk import parse_json
@@ -34,125 +34,104 @@ _KEYS = {
 _CACHED = ("http", "s3", "oci")
 
 
-def _mirror(kind: str, key: str) -> Any:
+def _mirror(
+    name: str, make: Callable[[Any], SourceKeys], help: str, **more: Any
+) -> Callable[[Any], Any]:
     """Make an option that adds a mirror; mirrors keep the order of the command line."""
 
-    def add(
-        ctx: click.Context, _param: click.Parameter, values: tuple[str | Path, ...]
-    ) -> None:
+    def add(ctx: click.Context, _param: click.Parameter, given: Any) -> None:
         mirrors = ctx.ensure_object(list)
-        mirrors += [{"kind": kind, key: _plain(value)} for value in values]
+        if not isinstance(given, tuple):  # of an option that is not repeated
+            given = () if given is None or given is False else (given,)
+        mirrors += [make(value) for value in given]
 
-    return add
-
-
-def _any_mirror(
-    ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]
-) -> None:
-    for value in values:
-        mirror = parse_json(value, "--mirror")
-        if not isinstance(mirror, dict):
-            raise UsageError(f"--mirror {value}: not a JSON object")
-        ctx.ensure_object(list).append(mirror)
+    return click.option(name, callback=add, expose_value=False, help=help, **more)
 
 
-def _memset(ctx: click.Context, _param: click.Parameter, value: int | None) -> None:
-    if value is not None:
-        ctx.ensure_object(list).append({"kind": "memset", "byte": value})
+def _any(text: str) -> SourceKeys:
+    mirror = parse_json(text, "--mirror")
+    if not isinstance(mirror, dict):
+        raise UsageError(f"--mirror {text}: not a JSON object")
+    return mirror
 
 
-def _pattern(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
-    if value:
-        ctx.ensure_object(list).append({"kind": "pattern"})
+def _s3(text: str) -> SourceKeys:
+    bucket, _, key = text.removeprefix("s3://").partition("/")
+    if not bucket or not key:
+        raise UsageError(f"--s3 {text}: not BUCKET/KEY")
+    return {"kind": "s3", "bucket": bucket, "key": key}
 
 
-def _s3(ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> None:
-    for value in values:
-        bucket, _, key = value.removeprefix("s3://").partition("/")
-        if not bucket or not key:
-            raise UsageError(f"--s3 {value}: not BUCKET/KEY")
-        ctx.ensure_object(list).append({"kind": "s3", "bucket": bucket, "key": key})
+def _oci(text: str) -> SourceKeys:
+    mirror = parse_image(text.removeprefix("oci://"))
+    if mirror is None:
+        raise UsageError(
+            f"--oci {text}: neither REGISTRY/REPOSITORY:TAG nor @DIGEST",
+            hint="as in registry.example.org/debian:stable, or @sha256:… of a blob",
+        )
+    return mirror
 
 
-def _oci(ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> None:
-    for value in values:
-        mirror = parse_image(value.removeprefix("oci://"))
-        if mirror is None:
-            raise UsageError(
-                f"--oci {value}: neither REGISTRY/REPOSITORY:TAG nor @DIGEST",
-                hint="as in registry.example.org/debian:stable, or @sha256:… of a blob",
-            )
-        ctx.ensure_object(list).append(mirror)
-
-
-_OPTIONS: tuple[Callable[[Any], Any], ...] = (
-    click.option(
+#: All these options; ``mirrors_of`` reads them.
+mirror_options = stacked(
+    _mirror(
         "--file",
-        "files",
-        type=PathType(),
-        multiple=True,
-        metavar="PATH",
-        callback=_mirror("file", "path"),
-        expose_value=False,
-        help="A file that the server reads. May be repeated, as those below: then each"
+        lambda path: {"kind": "file", "path": _plain(path)},
+        "A file that the server reads. May be repeated, as those below: then each"
         " is a mirror of the same content, and they are asked in that order.",
-    ),
-    click.option(
-        "--url",
-        multiple=True,
-        callback=_mirror("http", "url"),
-        expose_value=False,
-        help="An object of an HTTP(S) server that answers requests for ranges.",
-    ),
-    click.option(
-        "--url-file",
         type=PathType(),
         multiple=True,
         metavar="PATH",
-        callback=_mirror("http", "url_file"),
-        expose_value=False,
-        help="The same, but the URL is in a file, mode 600, that the server reads: a"
-        " signed one is a secret.",
     ),
-    click.option(
+    _mirror(
+        "--url",
+        lambda url: {"kind": "http", "url": url},
+        "An object of an HTTP(S) server that answers requests for ranges.",
+        multiple=True,
+    ),
+    _mirror(
+        "--url-file",
+        lambda path: {"kind": "http", "url_file": _plain(path)},
+        "The same, but the URL is in a file, mode 600, that the server reads: a"
+        " signed one is a secret.",
+        type=PathType(),
+        multiple=True,
+        metavar="PATH",
+    ),
+    _mirror(
         "--s3",
+        _s3,
+        "An object of an S3 store; the options from --endpoint on are about it.",
         multiple=True,
         metavar="BUCKET/KEY",
-        callback=_s3,
-        expose_value=False,
-        help="An object of an S3 store; the options from --endpoint on are about it.",
     ),
-    click.option(
+    _mirror(
         "--oci",
+        _oci,
+        "A blob of a container registry, REGISTRY/REPOSITORY@DIGEST, or :TAG: the"
+        " one layer of an image, whose digest is kept. See --docker-config.",
         multiple=True,
         metavar="IMAGE",
-        callback=_oci,
-        expose_value=False,
-        help="A blob of a container registry, REGISTRY/REPOSITORY@DIGEST, or :TAG: the"
-        " one layer of an image, whose digest is kept. See --docker-config.",
     ),
-    click.option(
+    _mirror(
         "--mirror",
+        _any,
+        'Any kind, with any keys: {"kind": …}.',
         multiple=True,
         metavar="JSON",
-        callback=_any_mirror,
-        expose_value=False,
-        help='Any kind, with any keys: {"kind": …}.',
     ),
-    click.option(
+    _mirror(
         "--memset",
+        lambda byte: {"kind": "memset", "byte": byte},
+        "One byte repeated.",
         type=CountType(0, 255),
         metavar="BYTE",
-        callback=_memset,
-        expose_value=False,
-        help="One byte repeated.",
     ),
-    click.option(
+    _mirror(
         "--pattern",
+        lambda _: {"kind": "pattern"},
+        "Each aligned 8 bytes hold their offset.",
         is_flag=True,
-        callback=_pattern,
-        expose_value=False,
-        help="Each aligned 8 bytes hold their offset.",
     ),
     click.option("--endpoint", metavar="URL", help="URL of the S3 store.  [Amazon's]"),
     click.option(
@@ -199,13 +178,6 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         help="Credentials may go to those caches without TLS.",
     ),
 )
-
-
-def mirror_options(function: Any) -> Any:
-    """Add all these options, in the order of the help; ``mirrors_of`` reads them."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
 
 
 def mirrors_of(ctx: click.Context) -> list[SourceKeys]:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import click
 
-from btrfs_ublk.base.entry import CountType, PathType, completing, json_option
+from btrfs_ublk.base.entry import CountType, PathType, SizeType, completing, json_option
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.cli.map_stats import no_room_text
 from btrfs_ublk.content import MapClient, Prefetch, Trace, TraceSource
 from btrfs_ublk.device import device_map
 from btrfs_ublk.device.state import device_directories
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.units import format_size, parse_size
+from btrfs_ublk.units import format_size
 
 
 @click.command("prefetch")
@@ -28,10 +28,12 @@ from btrfs_ublk.units import format_size, parse_size
     help="What `btrfs-ublk trace record` has recorded, in that order.",
 )
 @click.option("--all", "everything", is_flag=True, help="Prefetch all that is mapped.")
-@click.option("--offset", metavar="SIZE", help="Prefetch what is mapped from there on.")
-@click.option("--length", metavar="SIZE", help="Prefetch no more than that.")
 @click.option(
-    "--rate", metavar="SIZE", help="Bytes that it may fetch per second.  [no limit]"
+    "--offset", type=SizeType(), help="Prefetch what is mapped from there on."
+)
+@click.option("--length", type=SizeType(), help="Prefetch no more than that.")
+@click.option(
+    "--rate", type=SizeType(), help="Bytes that it may fetch per second.  [no limit]"
 )
 @click.option(
     "--concurrency",
@@ -53,9 +55,9 @@ def command(
     device: str,
     trace: Path | None,
     everything: bool,
-    offset: str | None,
-    length: str | None,
-    rate: str | None,
+    offset: int | None,
+    length: int | None,
+    rate: int | None,
     concurrency: int | None,
     wait: bool,
     status: bool,
@@ -88,14 +90,13 @@ def command(
         found = client.prefetch_cancel() if cancel else client.prefetch_status()
         _print(found, as_json)
         return 0
-    start = _size(offset, "--offset") or 0
-    size = _size(length, "--length")
+    start = offset or 0
     extents, missing = (None, 0) if trace is None else _extents(trace, client)
     begun = client.prefetch(
         extents,
         start=start,
-        end=None if size is None else start + size,
-        bytes_per_s=_size(rate, "--rate") or 0,
+        end=None if length is None else start + length,
+        bytes_per_s=rate or 0,
         at_once=concurrency,
         follow=wait,
     )
@@ -168,7 +169,3 @@ def _print(found: Prefetch | None, as_json: bool) -> None:
         )
         if found.uncached_units:
             click.echo(no_room_text(found.holds_bytes))
-
-
-def _size(text: str | None, what: str) -> int | None:
-    return None if text is None else parse_size(text, what=what)

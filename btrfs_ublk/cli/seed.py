@@ -6,12 +6,11 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Literal
-from uuid import UUID
+from typing import Any
 
 import click
 
-from btrfs_ublk.base.entry import CountType, PathType, json_option
+from btrfs_ublk.base.entry import CountType, PathType, SizeType, json_option
 from btrfs_ublk.base.helpers import CHECKSEED, helper_path
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
@@ -56,7 +55,7 @@ def command() -> None:
     "--virtual-data-size",
     default="4E",
     show_default=True,
-    metavar="SIZE",
+    type=SizeType(parse_block_size),
     help="Size of the virtual data; a larger one costs next to nothing.",
 )
 @click.option(
@@ -66,7 +65,11 @@ def command() -> None:
     metavar="NAME",
     help="Name of the file of virtual data.",
 )
-@click.option("--chunk-size", metavar="SIZE", help="Length of a chunk.  [255T]")
+@click.option(
+    *("--chunk-size", "chunk_bytes"),
+    type=SizeType(parse_block_size),
+    help="Length of a chunk.  [255T]",
+)
 @click.option(
     "--chunks",
     type=click.Choice(["kernel", "stretched"]),
@@ -117,22 +120,12 @@ def command() -> None:
 def create(
     path: Path,
     strategy: str,
-    virtual_data_size: str,
-    virtual_data_filename: str,
-    chunk_size: str | None,
-    chunks: str | None,
-    metadata_profile: Literal["single", "dup"] | None,
-    inherit_nodatasum: bool | None,
-    label: str | None,
-    fsid: UUID | None,
-    device_uuid: UUID | None,
-    time: int | None,
-    metadata_only: bool,
     force: bool,
     description: Path | None,
     map_path: Path | None,
     cache: Path | None,
     as_json: bool,
+    **given: Any,
 ) -> None:
     """Write a seed image.
 
@@ -153,28 +146,7 @@ def create(
             f"cache {cache} is not a directory",
             hint="name a directory; one that is not there is made by the server",
         )
-    seed = make_seed_by(
-        strategy,
-        path,
-        virtual_data_size=parse_block_size(
-            virtual_data_size, what="--virtual-data-size"
-        ),
-        virtual_data_filename=virtual_data_filename,
-        chunk_bytes=(
-            None
-            if chunk_size is None
-            else parse_block_size(chunk_size, what="--chunk-size")
-        ),
-        chunks=chunks,
-        metadata_profile=metadata_profile,
-        inherit_nodatasum=inherit_nodatasum,
-        label=label,
-        fsid=fsid,
-        device_uuid=device_uuid,
-        time=time,
-        metadata_only=metadata_only,
-        force=force,
-    )
+    seed = make_seed_by(strategy, path, force=force, **given)
     if description is not None and map_path is not None:
         _describe(seed, description, map_path, cache)
     if as_json:

@@ -7,13 +7,12 @@ import os
 import stat
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
-from btrfs_ublk.base.entry import NounGroup, PathType, json_option
-from btrfs_ublk.content.digests import parse_unit
+from btrfs_ublk.base.entry import NounGroup, PathType, SizeType, json_option, unit_size
 from btrfs_ublk.errors import UsageError
-from btrfs_ublk.units import parse_size
 
 _WORDS = {True: "ok", False: "WRONG", None: "?"}
 
@@ -46,13 +45,17 @@ def command() -> None:
 )
 @click.option(
     "--unit",
+    "slice_bytes",
     default="256K",
-    metavar="SIZE",
+    type=SizeType(unit_size),
     help="The unit of the sources, which slices shall have: a power of two from 4K to"
     " 1M.",
 )
 @click.option(
-    "--max-size", default="50G", metavar="SIZE", help="What a node stores at most."
+    *("--max-size", "max_bytes"),
+    default="50G",
+    type=SizeType(),
+    help="What a node stores at most.",
 )
 @click.option(
     "--directory",
@@ -95,18 +98,7 @@ def command() -> None:
     "-o", "--output", type=PathType(), help="Where to write it.  [standard output]"
 )
 def config(
-    nodes: tuple[str, ...],
-    origins: tuple[str, ...],
-    unit: str,
-    max_size: str,
-    directory: Path,
-    certificate: Path | None,
-    key: Path | None,
-    origin_ca: Path,
-    resolvers: tuple[str, ...],
-    this: str | None,
-    public: bool,
-    output: Path | None,
+    nodes: tuple[str, ...], this: str | None, output: Path | None, **given: Any
 ) -> None:
     """Write the configuration of nginx for a ring of caches.
 
@@ -123,16 +115,8 @@ def config(
     texts = [text for each in nodes for text in each.split(",")]
     text = SiteCache(
         nodes=[Node.parse(text, "--nodes") for text in texts],
-        origins=origins,
-        slice_bytes=parse_unit(unit, what="--unit"),
-        max_bytes=parse_size(max_size, what="--max-size"),
-        directory=directory,
-        certificate=certificate,
-        key=key,
-        origin_ca=origin_ca,
-        resolvers=resolvers,
         this=None if this is None else Node.parse(this, "--this"),
-        public=public,
+        **given,
     ).text()
     if output is None:
         click.echo(text, nl=False)
@@ -157,7 +141,9 @@ def config(
     metavar="URL",
     help="An object behind it, with the host of its origin.",
 )
-@click.option("--unit", default="256K", metavar="SIZE", help="The unit of the sources.")
+@click.option(
+    "--unit", default="256K", type=SizeType(unit_size), help="The unit of the sources."
+)
 @click.option(
     "--token-file",
     type=PathType(exists=True, dir_okay=False),
@@ -172,7 +158,7 @@ def config(
 def check(
     cache: str,
     url: str,
-    unit: str,
+    unit: int,
     token_file: Path | None,
     ca_file: Path | None,
     as_json: bool,
@@ -187,7 +173,7 @@ def check(
     target = Target(
         cache,
         url,
-        parse_unit(unit, what="--unit"),
+        unit,
         None if token_file is None else _first_line(token_file),
         None if ca_file is None else str(ca_file),
     )

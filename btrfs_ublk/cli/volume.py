@@ -18,14 +18,15 @@ from btrfs_ublk.base.entry import (
     CountType,
     NounGroup,
     PathType,
+    SizeType,
     json_option,
     print_rows,
     say_resolved,
+    stacked,
 )
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.signals import too_late
 from btrfs_ublk.cli.volume_options import (
-    Function,
     confirm,
     setting_option,
     take_down,
@@ -34,7 +35,7 @@ from btrfs_ublk.cli.volume_options import (
 )
 from btrfs_ublk.cli.volume_trees import add_image, add_tree
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
-from btrfs_ublk.units import exact_size, format_size, parse_block_size, parse_size
+from btrfs_ublk.units import exact_size, format_size, parse_block_size
 
 #: In text.
 _SHOWN_FILES = 20
@@ -54,56 +55,46 @@ def command() -> None:
     """
 
 
-def _defining_options(function: Function) -> Function:
-    """Add the options of a volume's definition; each is None unless given."""
-    for option in reversed(
-        [
-            *(
-                setting_option(key)
-                for key, x in volumes.SETTINGS.items()
-                if x.kind.type
-            ),
-            click.option(
-                "--add-file",
-                "files",
-                multiple=True,
-                metavar="PATH=URL",
-                help="A file of the volume, and where its content is: http, https, s3,"
-                " oci, /PATH, or JSON. May be repeated.",
-            ),
-            click.option(
-                "--url-file",
-                "url_files",
-                multiple=True,
-                metavar="PATH=FILE",
-                help="The same, but the URL is in a file, mode 600, that the server"
-                " reads: a signed one is a secret.",
-            ),
-            click.option(
-                "--endpoint",
-                metavar="URL",
-                help="Of the S3 store of these files."
-                "  [AWS_ENDPOINT_URL, else Amazon's]",
-            ),
-            click.option(
-                "--credentials-file",
-                type=PathType(),
-                help="For the S3 store, like ~/.aws/credentials; the server reads it.",
-            ),
-            click.option(
-                "--basic-auth-file",
-                type=PathType(),
-                help="For HTTP: user:password in its first line; the server reads it.",
-            ),
-            click.option(
-                "--ca-file",
-                type=PathType(),
-                help="Certificates (PEM) to trust for these files.  [the system's]",
-            ),
-        ]
-    ):
-        function = option(function)
-    return function
+#: The options of a volume's definition; each is None unless given.
+_defining_options = stacked(
+    *(setting_option(key) for key, x in volumes.SETTINGS.items() if x.kind.type),
+    click.option(
+        "--add-file",
+        "files",
+        multiple=True,
+        metavar="PATH=URL",
+        help="A file of the volume, and where its content is: http, https, s3,"
+        " oci, /PATH, or JSON. May be repeated.",
+    ),
+    click.option(
+        "--url-file",
+        "url_files",
+        multiple=True,
+        metavar="PATH=FILE",
+        help="The same, but the URL is in a file, mode 600, that the server"
+        " reads: a signed one is a secret.",
+    ),
+    click.option(
+        "--endpoint",
+        metavar="URL",
+        help="Of the S3 store of these files." "  [AWS_ENDPOINT_URL, else Amazon's]",
+    ),
+    click.option(
+        "--credentials-file",
+        type=PathType(),
+        help="For the S3 store, like ~/.aws/credentials; the server reads it.",
+    ),
+    click.option(
+        "--basic-auth-file",
+        type=PathType(),
+        help="For HTTP: user:password in its first line; the server reads it.",
+    ),
+    click.option(
+        "--ca-file",
+        type=PathType(),
+        help="Certificates (PEM) to trust for these files.  [the system's]",
+    ),
+)
 
 
 @command.command()
@@ -240,18 +231,17 @@ def remove(name: str, yes: bool, base: Path | None, as_json: bool) -> None:
 
 @command.command()
 @volume_name
-@click.argument("size")
+@click.argument("size", type=SizeType(parse_block_size))
 @volumes_base
 @json_option
-def resize(name: str, size: str, base: Path | None, as_json: bool) -> None:
+def resize(name: str, size: int, base: Path | None, as_json: bool) -> None:
     """Have more room for what is written to a volume.
 
     SIZE is what --writable of `volume up` was; it only grows. A volume that is up has
     it at once, whoever writes to it; one that is down, when it is up again.
     """
-    writable_bytes = parse_block_size(size, what="SIZE")
     with progress(f"resize volume {name}"):
-        volume = volumes.resize_volume(name, writable_bytes, base=base)
+        volume = volumes.resize_volume(name, size, base=base)
     if as_json:
         click.echo(json.dumps(volume.to_dict()))
     elif volume.state == "down":
@@ -341,12 +331,12 @@ def logs(name: str, lines: int, follow: bool, base: Path | None) -> None:
 @command.command()
 @volume_name
 @click.argument("path")
-@click.option("--offset", required=True, metavar="SIZE", help="In the virtual data.")
-@click.option("--length", required=True, metavar="SIZE", help="Any number of bytes.")
+@click.option("--offset", required=True, type=SizeType(), help="In the virtual data.")
+@click.option("--length", required=True, type=SizeType(), help="Any number of bytes.")
 @volumes_base
 @json_option
 def clone(
-    name: str, path: str, offset: str, length: str, base: Path | None, as_json: bool
+    name: str, path: str, offset: int, length: int, base: Path | None, as_json: bool
 ) -> None:
     """Make a file of a range of the virtual data.
 
@@ -354,19 +344,17 @@ def clone(
     hand: `btrfs-ublk map add NAME …` prints offset and length. No data are moved. Says
     how much of it is not mapped.
     """
-    size_bytes = parse_size(length, what="--length")
-    at = parse_size(offset, what="--offset")
     made = volumes.clone_in_volume(
-        name, path, offset=at, size_bytes=size_bytes, base=base
+        name, path, offset=offset, size_bytes=length, base=base
     )
     with suppress(BtrfsUblkError):  # the file exists even if the server fails
-        if missing := volumes.unmapped_bytes(name, offset=at, size_bytes=size_bytes):
+        if missing := volumes.unmapped_bytes(name, offset=offset, size_bytes=length):
             click.echo(
-                f"warning: {missing} of {size_bytes} bytes are not mapped: reading "
+                f"warning: {missing} of {length} bytes are not mapped: reading "
                 f"them fails (EIO) until they are: btrfs-ublk map add {name}",
                 err=True,
             )
-    keys = {"path": str(made), "offset": at, "size_bytes": size_bytes}
+    keys = {"path": str(made), "offset": offset, "size_bytes": length}
     click.echo(json.dumps(keys) if as_json else made)
 
 

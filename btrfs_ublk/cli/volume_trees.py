@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -35,8 +34,6 @@ def add_image(
     layer: str | None,
     base: Path | None,
     access: images.RegistryAccess,
-    via: tuple[str, ...],
-    via_plain: bool,
     as_json: bool,
 ) -> None:
     """Add the tree of a sealed image to a volume.
@@ -48,7 +45,6 @@ def add_image(
     data stay where they are until they are read; only small files are written. Many
     images can be in one volume.
     """
-    access = replace(access, via=via or None, via_plain=via_plain)
     with progress(f"add {image} to volume {name}", total=0) as task:
         added = volumes.add_image(
             name,
