@@ -1,21 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /* Attempts to fetch a unit, and what follows a failure. */
 #include <errno.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "base/relaxed.h"
-#include "base/utf8.h"
 #include "lazy/core.h"
 #include "lazy/identity.h"
 #include "lazy/run.h"
 
 enum {
-	BACK_OFF_FIRST_MS = 50, /* doubled after each failure */
-	BACK_OFF_LAST_MS = 5000,
 	BUSY_MIN_MS = 100,
 	/*
 	 * A server may ask for days, or send nonsense, while readers wait for it: for longer than
@@ -29,7 +23,6 @@ enum {
 	 * response is checked by identity and digest anyway.
 	 */
 	CHANGED_MS = 60000,
-	CACHE_PAUSE_MS = 100,
 	/*
 	 * A cache that says "later" at once does not wait for what it gets, as a site cache does: who
 	 * asks it again waits some of this first. After LATER_MAX_MS, the origin is asked.
@@ -40,152 +33,6 @@ enum {
 	/* A site cache has slices of a multiple of it. */
 	SLICE_MIN_BYTES = 4096,
 };
-
-static void log_unit(const struct unit *unit, const char *name, const struct mirror *mirror,
-		     const char *reason, const char *text)
-{
-	const struct event event = {
-		.name = name,
-		.source = unit->source,
-		.unit = &unit->number,
-		.mirror = mirror,
-		.host = mirror && mirror->host ? mirror->host->name : NULL,
-		.reason = reason,
-	};
-
-	event_log(&event, "%s", text);
-}
-
-void unit_forget_attempts(struct unit *unit)
-{
-	unit->out = 0;
-	memset(unit->tries, 0, sizeof(unit->tries));
-	memset(unit->wrong, 0, sizeof(unit->wrong));
-	unit->rounds = 0;
-	unit->waited = false;
-	unit->later_ns = 0;
-}
-
-/* Readers without a deadline go on waiting, as if the unit had not been tried. */
-static void give_up(struct unit *unit, uint64_t now_ns, const char *why)
-{
-	log_unit(unit, "given_up", NULL, NULL, why);
-	if (unit_fail(unit, -EIO))
-		unit_rest(unit, now_ns + BACK_OFF_LAST_MS * NS_PER_MS);
-}
-
-/* Whether a failed unit is tried again: as often as its readers' time allows, or a prefetch. */
-static bool is_tried_again(const struct unit *unit)
-{
-	for (struct link *link = unit->subscriptions.next; link != &unit->subscriptions;
-	     link = link->next) {
-		if (container_of(link, struct subscription, link)->ops->rounds > unit->rounds)
-			return true;
-	}
-	return false;
-}
-
-static void rest_for_mirrors(struct unit *unit, uint64_t now_ns, uint64_t at_ns)
-{
-	const struct source *source = unit->source;
-
-	for (unsigned i = 0; i < source->mirror_count; i++) {
-		const struct host *host = source->mirrors[i].host;
-
-		if (host && host_ask(host, now_ns) == BREAKER_OPEN)
-			unit->waited = true;
-	}
-	if (is_tried_again(unit))
-		unit_rest(unit, at_ns);
-	else
-		unit_fail(unit, -EIO);
-}
-
-/* The cache may have a unit that no mirror has: one of its look-ups goes on. */
-static void rest_for_cache(struct unit *unit, uint64_t now_ns)
-{
-	if (now_ns - unit->began_ns > BACK_OFF_LAST_MS * NS_PER_MS)
-		unit_forget_attempts(unit);
-	rest_for_mirrors(unit, now_ns, now_ns + CACHE_PAUSE_MS * NS_PER_MS);
-}
-
-/* No mirror can be asked before `at_ns`; UINT64_MAX: none ever. */
-static void wait_for_mirrors(struct unit *unit, uint64_t now_ns, uint64_t at_ns)
-{
-	if (at_ns != UINT64_MAX)
-		rest_for_mirrors(unit, now_ns, at_ns);
-	else if (unit->core->cache_is_late)
-		rest_for_cache(unit, now_ns);
-	else
-		give_up(unit, now_ns, "no mirror is left to ask");
-}
-
-/* Where a unit waits for that mirror; NULL: it rests or fails when it is its turn. */
-static struct host *host_of(struct core *core, const struct mirror *mirror)
-{
-	return mirror && mirror->host ? mirror->host : &core->no_host;
-}
-
-void unit_choose(struct unit *unit, bool first)
-{
-	uint64_t now_ns = clock_now_ns(), at_ns;
-	const struct mirror *mirror = mirror_choose(unit, now_ns, &at_ns);
-
-	/* It would be the first, and needs no memory for this: others may wait for some. */
-	if (first && !mirror)
-		wait_for_mirrors(unit, now_ns, at_ns);
-	else
-		unit_queue(unit, host_of(unit->core, mirror), first);
-}
-
-void unit_begin(struct unit *unit)
-{
-	uint64_t now_ns = clock_now_ns(), at_ns;
-	/* What is known of mirrors may have changed while it waited. */
-	struct mirror *mirror = mirror_choose(unit, now_ns, &at_ns);
-	struct host *host = host_of(unit->core, mirror);
-
-	list_remove(&unit->in_queue);
-	if (!mirror)
-		wait_for_mirrors(unit, now_ns, at_ns);
-	else if (host != unit->host)
-		unit_queue(unit, host, true);
-	else if (unit_allocate(unit))
-		run_begin(unit, mirror, now_ns);
-}
-
-/* Full jitter, so that units that failed together do not retry together. */
-static uint64_t up_to_ms(uint64_t most_ms)
-{
-	uint64_t random = 0;
-
-	if (getrandom(&random, sizeof(random), GRND_NONBLOCK) < 0)
-		random = clock_now_ns();
-	return (random % most_ms + 1) * NS_PER_MS;
-}
-
-static uint64_t back_off_ns(const struct unit *unit)
-{
-	unsigned doublings = unit->rounds > 7 ? 7 : unit->rounds;
-	uint64_t most_ms = (uint64_t)BACK_OFF_FIRST_MS << doublings;
-
-	return up_to_ms(most_ms < BACK_OFF_LAST_MS ? most_ms : BACK_OFF_LAST_MS);
-}
-
-static void retry(struct unit *unit)
-{
-	const struct mirror *mirror = unit->mirror;
-	uint64_t at_ns = clock_now_ns();
-
-	if (!is_tried_again(unit)) {
-		unit_fail(unit, -EIO);
-		return;
-	}
-	if (!mirrors_go_on(unit, unit->tries[mirror->index], at_ns))
-		at_ns += back_off_ns(unit);
-	unit->rounds++;
-	unit_rest(unit, at_ns);
-}
 
 /* Has the units that wait for it choose again, where it is worse than it was. */
 static void requeue_waiting_units(const struct unit *unit, const struct mirror *mirror)
@@ -348,12 +195,12 @@ static void charge(const struct run *run, struct unit *unit)
 	unit->run = NULL;
 	remember(run, unit);
 	unit->tries[run->mirror->index]++;
-	retry(unit);
+	unit_retry(unit);
 }
 
 static void log_failure(const struct run *run, const struct unit *unit)
 {
-	log_unit(unit, "fetch_failed", run->mirror, fetch_failure_name(run->failure),
+	unit_log(unit, "fetch_failed", run->mirror, fetch_failure_name(run->failure),
 		 *run->error.text ? run->error.text : strerror(-run->result));
 }
 
@@ -378,13 +225,13 @@ static void ask_later(const struct run *run, struct unit *unit)
 	if (now_ns - unit->later_ns > LATER_MAX_MS * NS_PER_MS)
 		leave_caches(unit);
 	if (waited_ns < LATER_SOON_MS * NS_PER_MS)
-		unit_rest(unit, now_ns + up_to_ms(LATER_PAUSE_MS));
+		unit_rest(unit, now_ns + jitter_ns(LATER_PAUSE_MS));
 	else
 		unit_want(unit, true);
 }
 
 /* If nothing has arrived, all units were refused; else the one that was arriving has failed. */
-void attempt_failed(struct run *run)
+static void attempt_failed(struct run *run)
 {
 	unsigned first = run->next, behind = run->arrived_bytes ? first + 1 : run->count;
 	const struct unit *unit = run->units[first];
@@ -411,6 +258,53 @@ void attempt_failed(struct run *run)
 		charge(run, run->units[i]);
 }
 
+/* Returns whether something has failed. */
+static bool end_at_host(struct run *run)
+{
+	struct host *host = run->mirror->host;
+	bool lacks = run->next < run->count;
+
+	if (host) {
+		host->prefetching -= !run->demanded;
+		host_is_ready(run->core, host);
+	}
+	if (run->result && lacks && !run->uncharged && !run->core->ending)
+		return true;
+	if (host)
+		host_ended(host);
+	/* What needed no request says nothing of its host. */
+	if (host && !run->result && (run->coded_bytes || !run->mirror->source->codec))
+		host_measure(host, run->first_ns - run->began_ns, clock_now_ns() - run->began_ns,
+			     run->arrived_bytes);
+	return false;
+}
+
+void attempt_over(struct run *run)
+{
+	struct core *core = run->core;
+
+	if (!run->result)
+		relaxed_add(&core->counts.coded_bytes_fetched, run->coded_bytes);
+	relaxed_add(&core->counts.whole_answers, run->whole);
+	if (run->unsized)
+		run->mirror->alone = run->uncharged = true;
+	if (end_at_host(run))
+		attempt_failed(run);
+	else if (!run->result && run->next < run->count)
+		run_leave(run);
+	/* Requeue what is left without charging a retry. */
+	for (unsigned lacks = run->count; lacks > run->next; lacks--) {
+		struct unit *unit = run->units[lacks - 1];
+
+		unit->run = NULL;
+		if (core->ending || list_is_empty(&unit->subscriptions))
+			unit_set(unit, UNIT_WANTED);
+		else
+			unit_want(unit, true);
+	}
+	run_free(run);
+}
+
 static void drop_identity(struct unit *unit)
 {
 	free(unit->identity);
@@ -427,10 +321,10 @@ static void refuse_bytes(struct unit *unit)
 	/* What one node of a ring has stored wrong, each of its fronts passes on. */
 	if (mirror->via)
 		leave_caches(unit);
-	log_unit(unit, "wrong_digest", mirror, NULL, "wrong content (SHA-256)");
+	unit_log(unit, "wrong_digest", mirror, NULL, "wrong content (SHA-256)");
 }
 
-void unit_refuse(struct unit *unit)
+static void refuse(struct unit *unit)
 {
 	struct mirror *mirror = unit->mirror;
 	struct fetch_counts *counts = &unit->core->counts;
@@ -444,20 +338,21 @@ void unit_refuse(struct unit *unit)
 		set_changed(unit, mirror, "another one was pinned at the same time");
 	} else {
 		relaxed_add(&counts->local_failures, 1);
-		log_unit(unit, "not_checked", NULL, NULL, strerror(-err));
+		unit_log(unit, "not_checked", NULL, NULL, strerror(-err));
 		/*
 		 * Fetching it again would not free space on the map's disk, so readers with a
 		 * deadline get the error now. A lack of memory may be over in a moment.
 		 */
 		if (err != -ENOMEM) {
-			give_up(unit, clock_now_ns(), "the map cannot be written");
+			unit_give_up(unit, clock_now_ns(), "the map cannot be written");
 			return;
 		}
 	}
-	retry(unit);
+	unit_retry(unit);
 }
 
-void unit_accept(struct unit *unit)
+/* Handles right content. */
+static void accept(struct unit *unit)
 {
 	struct mirror *mirror = unit->mirror;
 	struct fetch_counts *counts = &unit->core->counts;
@@ -465,7 +360,7 @@ void unit_accept(struct unit *unit)
 	if (unit->identity && mirror->identity &&
 	    !identity_is_same(mirror->identity, unit->identity)) {
 		unit->check.err = -ESTALE;
-		unit_refuse(unit);
+		refuse(unit);
 		return;
 	}
 	if (!mirror->identity)
@@ -485,4 +380,21 @@ void unit_accept(struct unit *unit)
 	if (unit->urgency != URGENCY_DEMAND)
 		relaxed_add(&counts->units_prefetched, 1);
 	unit_verified(unit, false);
+}
+
+void unit_checked(struct unit *unit)
+{
+	if (unit->check.err)
+		refuse(unit);
+	else
+		accept(unit);
+}
+
+void unit_begin(struct unit *unit)
+{
+	uint64_t now_ns = clock_now_ns();
+	struct mirror *mirror = unit_take_turn(unit, now_ns);
+
+	if (mirror && unit_allocate(unit))
+		run_begin(unit, mirror, now_ns);
 }

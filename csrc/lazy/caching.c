@@ -133,7 +133,8 @@ static void time_is_over(struct timer *timer)
 	completion_put(unit->core, &unit->news);
 }
 
-bool unit_may_look_up(const struct unit *unit)
+/* Whether the cache may have it and can be asked. */
+static bool may_look_up(const struct unit *unit)
 {
 	const struct core *core = unit->core;
 	const struct cache_object *object = cache_object_of(unit->source);
@@ -142,10 +143,18 @@ bool unit_may_look_up(const struct unit *unit)
 	       (!object || cache_has(object, unit->number, unit->number));
 }
 
+void unit_want(struct unit *unit, bool first)
+{
+	if (may_look_up(unit))
+		unit_queue(unit, &unit->core->lookup_queue, first);
+	else
+		unit_choose(unit, first);
+}
+
 void unit_look_up(struct unit *unit)
 {
 	struct core *core = unit->core;
-	struct look_up *look_up = unit_may_look_up(unit) ? calloc(1, sizeof(*look_up)) : NULL;
+	struct look_up *look_up = may_look_up(unit) ? calloc(1, sizeof(*look_up)) : NULL;
 
 	list_remove(&unit->in_queue);
 	if (!look_up) {
@@ -184,6 +193,8 @@ static void leave(struct unit *unit)
 	relaxed_add(&unit->core->counts.unstored_bytes, -(uint64_t)unit->length);
 }
 
+static void put_some(struct core *core);
+
 static void has_been_put(struct pool_job *job)
 {
 	struct unit *unit = container_of(job, struct unit, job);
@@ -202,7 +213,7 @@ static void has_been_put(struct pool_job *job)
 		unit->holds--;
 		unit_keep(unit);
 	}
-	units_put_some(core);
+	put_some(core);
 }
 
 static void drop(struct unit *unit)
@@ -213,7 +224,8 @@ static void drop(struct unit *unit)
 	unit_forget(unit);
 }
 
-void units_put_some(struct core *core)
+/* Has workers put queued units in the cache, as many as may be at a time. */
+static void put_some(struct core *core)
 {
 	struct link *link;
 
@@ -241,7 +253,8 @@ void units_put_some(struct core *core)
 	}
 }
 
-bool unit_store(struct unit *unit)
+/* Queues the unit for the cache. Returns false when there is no cache for it. */
+static bool store(struct unit *unit)
 {
 	struct core *core = unit->core;
 
@@ -250,11 +263,25 @@ bool unit_store(struct unit *unit)
 	unit->holds++;
 	relaxed_add(&core->counts.unstored_bytes, unit->length);
 	list_append(&core->unstored, &unit->in_queue);
-	units_put_some(core);
+	put_some(core);
 	return true;
 }
 
-bool units_drop_one(struct core *core, bool wanted)
+void unit_verified(struct unit *unit, bool found)
+{
+	unit_set(unit, UNIT_VERIFIED);
+	missed_forget(unit);
+	unit->fate = found ? FATE_FOUND : FATE_OPEN;
+	unit_deliver(unit);
+	if (!found && !unit->core->ending && !store(unit))
+		unit_keep(unit);
+}
+
+/*
+ * Drops a unit from that queue, because its memory is needed. `wanted`: if there is no other, one
+ * that somebody wants to be in the cache. Returns false when there is none.
+ */
+static bool drop_one(struct core *core, bool wanted)
 {
 	struct link *first = list_first(&core->unstored);
 
@@ -269,6 +296,38 @@ bool units_drop_one(struct core *core, bool wanted)
 	if (first && wanted)
 		drop(container_of(first, struct unit, in_queue));
 	return first && wanted;
+}
+
+/*
+ * A prefetch drops no unit that is to be put in the cache, or there would be no end to it.
+ * Read-ahead drops as readers do, but none of a prefetch.
+ */
+static bool free_one(struct core *core, const struct unit *unit)
+{
+	struct link *oldest = list_first(&core->kept);
+
+	if (!oldest)
+		return unit->urgency > URGENCY_BACKGROUND &&
+		       drop_one(core, unit->urgency == URGENCY_DEMAND);
+	unit_forget(container_of(oldest, struct unit, in_queue));
+	return true;
+}
+
+/*
+ * Prefetched units may take half of the memory. One unit always fits. What a worker is putting in
+ * the cache, perhaps for minutes, takes nothing of that away.
+ */
+bool unit_make_room(struct unit *unit)
+{
+	struct core *core = unit->core;
+	const uint64_t *used = &core->counts.buffer_bytes;
+	bool demanded = unit->urgency == URGENCY_DEMAND;
+	uint64_t most = core->options.max_buffer_bytes / (demanded ? 1 : 2);
+	uint64_t aside = core->storing_bytes;
+
+	while (*used - aside + unit->length > most && free_one(core, unit))
+		;
+	return *used == aside || *used - aside + unit->length <= most;
 }
 
 void units_flush(struct core *core)

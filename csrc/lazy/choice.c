@@ -1,13 +1,21 @@
 /* SPDX-License-Identifier: MIT */
-/* Chooses the mirror that a unit is fetched from, and so the host that it waits for. */
+/*
+ * Which mirror a unit is fetched from, and so which host it waits for; when it is tried again, and
+ * when it is given up.
+ */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "base/utf8.h"
 #include "lazy/core.h"
 #include "lazy/layout.h"
 
 enum {
+	BACK_OFF_FIRST_MS = 50, /* doubled after each failure */
+	BACK_OFF_LAST_MS = 5000,
+	CACHE_PAUSE_MS = 100,
 	PROBE_WAIT_MS = 50,
 	MEMORY_WAIT_MS = 50,
 	UNHEALTHY_MS = 30000, /* how long others are preferred, as it may have recovered by then */
@@ -234,7 +242,145 @@ bool mirror_has_other(const struct unit *unit, const struct mirror *mirror, uint
 	return false;
 }
 
-bool mirrors_go_on(const struct unit *unit, unsigned tries, uint64_t now_ns)
+void units_choose_again(struct core *core, struct host *host)
+{
+	struct link *link;
+
+	for (unsigned i = 0; i < URGENCIES; i++) {
+		while ((link = list_first(&host->waiting[i]))) {
+			struct unit *unit = container_of(link, struct unit, in_queue);
+
+			list_remove(link);
+			completion_put(core, &unit->news);
+		}
+	}
+}
+
+void unit_log(const struct unit *unit, const char *name, const struct mirror *mirror,
+	      const char *reason, const char *text)
+{
+	const struct event event = {
+		.name = name,
+		.source = unit->source,
+		.unit = &unit->number,
+		.mirror = mirror,
+		.host = mirror && mirror->host ? mirror->host->name : NULL,
+		.reason = reason,
+	};
+
+	event_log(&event, "%s", text);
+}
+
+void unit_give_up(struct unit *unit, uint64_t now_ns, const char *why)
+{
+	unit_log(unit, "given_up", NULL, NULL, why);
+	if (unit_fail(unit, -EIO))
+		unit_rest(unit, now_ns + BACK_OFF_LAST_MS * NS_PER_MS);
+}
+
+/* Whether a failed unit is tried again: as often as its readers' time allows, or a prefetch. */
+static bool is_tried_again(const struct unit *unit)
+{
+	for (struct link *link = unit->subscriptions.next; link != &unit->subscriptions;
+	     link = link->next) {
+		if (container_of(link, struct subscription, link)->ops->rounds > unit->rounds)
+			return true;
+	}
+	return false;
+}
+
+static void rest_for_mirrors(struct unit *unit, uint64_t now_ns, uint64_t at_ns)
+{
+	const struct source *source = unit->source;
+
+	for (unsigned i = 0; i < source->mirror_count; i++) {
+		const struct host *host = source->mirrors[i].host;
+
+		if (host && host_ask(host, now_ns) == BREAKER_OPEN)
+			unit->waited = true;
+	}
+	if (is_tried_again(unit))
+		unit_rest(unit, at_ns);
+	else
+		unit_fail(unit, -EIO);
+}
+
+/* The cache may have a unit that no mirror has: one of its look-ups goes on. */
+static void rest_for_cache(struct unit *unit, uint64_t now_ns)
+{
+	if (now_ns - unit->began_ns > BACK_OFF_LAST_MS * NS_PER_MS)
+		unit_forget_attempts(unit);
+	rest_for_mirrors(unit, now_ns, now_ns + CACHE_PAUSE_MS * NS_PER_MS);
+}
+
+/* No mirror can be asked before `at_ns`; UINT64_MAX: none ever. */
+static void wait_for_mirrors(struct unit *unit, uint64_t now_ns, uint64_t at_ns)
+{
+	if (at_ns != UINT64_MAX)
+		rest_for_mirrors(unit, now_ns, at_ns);
+	else if (unit->core->cache_is_late)
+		rest_for_cache(unit, now_ns);
+	else
+		unit_give_up(unit, now_ns, "no mirror is left to ask");
+}
+
+/* Where a unit waits for that mirror; NULL: it rests or fails when it is its turn. */
+static struct host *host_of(struct core *core, const struct mirror *mirror)
+{
+	return mirror && mirror->host ? mirror->host : &core->no_host;
+}
+
+void unit_choose(struct unit *unit, bool first)
+{
+	uint64_t now_ns = clock_now_ns(), at_ns;
+	const struct mirror *mirror = mirror_choose(unit, now_ns, &at_ns);
+
+	/* It would be the first, and needs no memory for this: others may wait for some. */
+	if (first && !mirror)
+		wait_for_mirrors(unit, now_ns, at_ns);
+	else
+		unit_queue(unit, host_of(unit->core, mirror), first);
+}
+
+struct mirror *unit_take_turn(struct unit *unit, uint64_t now_ns)
+{
+	uint64_t at_ns;
+	/* What is known of mirrors may have changed while it waited. */
+	struct mirror *mirror = mirror_choose(unit, now_ns, &at_ns);
+	struct host *host = host_of(unit->core, mirror);
+
+	list_remove(&unit->in_queue);
+	if (mirror && host == unit->host)
+		return mirror;
+	if (mirror)
+		unit_queue(unit, host, true);
+	else
+		wait_for_mirrors(unit, now_ns, at_ns);
+	return NULL;
+}
+
+uint64_t jitter_ns(uint64_t most_ms)
+{
+	uint64_t random = 0;
+
+	if (getrandom(&random, sizeof(random), GRND_NONBLOCK) < 0)
+		random = clock_now_ns();
+	return (random % most_ms + 1) * NS_PER_MS;
+}
+
+static uint64_t back_off_ns(const struct unit *unit)
+{
+	unsigned doublings = unit->rounds > 7 ? 7 : unit->rounds;
+	uint64_t most_ms = (uint64_t)BACK_OFF_FIRST_MS << doublings;
+
+	return jitter_ns(most_ms < BACK_OFF_LAST_MS ? most_ms : BACK_OFF_LAST_MS);
+}
+
+/*
+ * Whether there is no reason to wait: another mirror was tried less often; or none is left, nor a
+ * cache.
+ */
+static bool mirrors_go_on(const struct unit *unit, unsigned tries, uint64_t now_ns)
 {
 	const struct source *source = unit->source;
 	unsigned left = 0;
@@ -253,16 +399,17 @@ bool mirrors_go_on(const struct unit *unit, unsigned tries, uint64_t now_ns)
 	return !left;
 }
 
-void units_choose_again(struct core *core, struct host *host)
+void unit_retry(struct unit *unit)
 {
-	struct link *link;
+	const struct mirror *mirror = unit->mirror;
+	uint64_t at_ns = clock_now_ns();
 
-	for (unsigned i = 0; i < URGENCIES; i++) {
-		while ((link = list_first(&host->waiting[i]))) {
-			struct unit *unit = container_of(link, struct unit, in_queue);
-
-			list_remove(link);
-			completion_put(core, &unit->news);
-		}
+	if (!is_tried_again(unit)) {
+		unit_fail(unit, -EIO);
+		return;
 	}
+	if (!mirrors_go_on(unit, unit->tries[mirror->index], at_ns))
+		at_ns += back_off_ns(unit);
+	unit->rounds++;
+	unit_rest(unit, at_ns);
 }

@@ -3,7 +3,7 @@
  * The core of the fetcher: units that are wanted, and what is done to get them. Everything here
  * belongs to the fetcher's thread and needs no lock; exceptions say so. Producers enqueue completions.
  * core_step() takes them, begins runs and frees unused units; nothing else does, so an object that a
- * function holds stays valid.
+ * function holds stays valid. Files call those that come before them below.
  */
 #ifndef LAZY_CORE_H
 #define LAZY_CORE_H
@@ -190,6 +190,9 @@ struct core {
 	struct worker_pool workers;
 	struct worker_pool cache_workers; /* they may hang with the cache's disk, or its lock */
 
+	/* What the step does with news of units and runs. */
+	void (*take_unit)(struct core *core, struct completion *news);
+	void (*take_run)(struct core *core, struct completion *news);
 	struct link completions;
 	struct link unused;	      /* units that perhaps nobody needs */
 	struct link ready[URGENCIES]; /* hosts that have work, and perhaps may begin it */
@@ -213,14 +216,14 @@ struct core {
 	bool ending;		 /* atomic: nothing begins any more */
 	uint64_t flush_until_ns; /* when `ending`: no unit is put in the cache after that */
 	struct link reads;	 /* all reads that wait */
-	struct missed missed[MISSED_MAX]; /* a ring, which read.c explains */
+	struct missed missed[MISSED_MAX]; /* a ring, which missed.c explains */
 	unsigned missed_next;
 	uint64_t missed_until_ns; /* of the newest */
 	struct fetch_counts counts;
 	struct disk_error disks[DISKS];
 };
 
-/* step.c */
+/* core.c */
 
 /* Has it taken by the next step. Does nothing when that is so already. */
 void completion_put(struct core *core, struct completion *completion);
@@ -233,40 +236,38 @@ void core_submit(struct core *core, struct pool_job *job);
 void core_cache_submit(struct core *core, struct pool_job *job);
 /* How many fetches a host may have for such units, if it does not fail. */
 uint64_t core_slots(const struct core *core, const struct source *source);
-/* Does what is to be done. Returns whether something is left, so that others have their turn. */
-bool core_step(struct core *core);
+
+/* fetchstats.c: records the result of the last write, 0 or a negative errno. */
+void disk_note(struct core *core, unsigned disk, int err);
+/* The name that statistics and the log use. */
+const char *fetch_failure_name(enum fetch_failure failure);
 
 /* units.c */
 
-/* Initializes lists. The caller sets options, timers, pools and the eventfd. */
-void core_init(struct core *core);
-/* Frees what is left after the last step. */
-void core_deinit(struct core *core);
-/* Ends all that can end now, but for reads and the prefetch, which have ended. */
-void core_stop(struct core *core);
-/* Returns 0, or -ENOMEM. `subscription` has its ops and its deadline. */
-int subscribe(struct core *core, struct subscription *subscription, struct source *source,
-	      uint64_t number);
-/* Does nothing when it is over. No callback is called any more. */
-void subscription_end(struct subscription *subscription);
-/* Fetches a unit that nobody waits for. */
-void unit_read_ahead(struct core *core, struct source *source, uint64_t number);
 /* Returns the unit, or NULL. */
 struct unit *unit_find(struct core *core, const struct source *source, uint64_t number);
+/* The same, and makes it if there is none. NULL: memory is short. */
+struct unit *unit_get(struct core *core, struct source *source, uint64_t number);
 void unit_set(struct unit *unit, enum unit_state state);
+/* Whether something is in progress. */
+bool unit_is_busy(enum unit_state state);
 /* To be called when it may not be needed any more. */
 void unit_let_go(struct unit *unit);
+/* Calls the subscribers of one that is verified. */
+void unit_deliver(struct unit *unit);
+/* The highest urgency of its subscriptions. */
+enum urgency unit_urgency(const struct unit *unit);
 /* The first subscription of a reader, or NULL. */
 struct subscription *unit_reader(const struct unit *unit);
 /* The latest deadline of its readers: FETCHER_NO_DEADLINE if one has none, 0 without readers. */
 uint64_t unit_last_deadline_ns(const struct unit *unit);
+/* Has all mirrors asked again. */
+void unit_forget_attempts(struct unit *unit);
 /*
  * Fails its subscriptions, but for readers without a deadline. Returns whether any is left; else
  * the unit is as if it had never been tried, and waits for somebody who wants it.
  */
 bool unit_fail(struct unit *unit, int err);
-/* Has the cache, or a mirror, asked for it; `first`: before others that wait. */
-void unit_want(struct unit *unit, bool first);
 /* Enters the queue of a host; `first`: before all others. */
 void unit_queue(struct unit *unit, struct host *host, bool first);
 void unit_rest(struct unit *unit, uint64_t at_ns);
@@ -276,19 +277,24 @@ void unit_reserve(struct unit *unit, uint8_t *data);
 void unit_has_no_memory(struct unit *unit);
 /* Gives it memory now. Returns false when there is none, and the unit rests or has failed. */
 bool unit_allocate(struct unit *unit);
-/* Makes room for a unit that shall begin. Returns false when others need the memory. */
-bool unit_make_room(struct unit *unit);
-/* Its data are verified. `found`: in the cache. */
-void unit_verified(struct unit *unit, bool found);
 /* Says what the cache has made of it. */
 void unit_set_fate(struct unit *unit, enum unit_fate fate);
 /* Keeps its data in memory until others need it. */
 void unit_keep(struct unit *unit);
 /* Gives the memory of a unit that is right to others. */
 void unit_forget(struct unit *unit);
-
 /* To be called when a host may be able to begin one more fetch. */
 void host_is_ready(struct core *core, struct host *host);
+
+/* missed.c */
+
+/* A read that began at `since_ns` has waited for it in vain. */
+void missed_add(struct core *core, const struct source *source, uint64_t number, uint64_t since_ns);
+/* Whether a read of it fails at once. */
+bool missed_is_recent(struct core *core, const struct source *source, uint64_t number,
+		      uint64_t now_ns);
+/* The unit has come, so that reads of it no longer fail at once. */
+void missed_forget(const struct unit *unit);
 
 /* choice.c */
 
@@ -300,59 +306,77 @@ void host_is_ready(struct core *core, struct host *host);
 struct mirror *mirror_choose(struct unit *unit, uint64_t now_ns, uint64_t *at_ns);
 /* Whether another mirror than that may be of use. */
 bool mirror_has_other(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns);
-/*
- * Whether there is no reason to wait: another mirror was tried less often; or none is left, nor a
- * cache.
- */
-bool mirrors_go_on(const struct unit *unit, unsigned tries, uint64_t now_ns);
 /* Has all units choose again that wait for a host, because it is worse than it was. */
 void units_choose_again(struct core *core, struct host *host);
-
-/* attempt.c */
-
 /* Enters the queue of the host of the mirror that is to be asked. `first`: or rests, or fails. */
 void unit_choose(struct unit *unit, bool first);
-/* Asks a mirror, rests or fails. It was the first in the queue of its host. */
-void unit_begin(struct unit *unit);
-/* Has all mirrors asked again. */
-void unit_forget_attempts(struct unit *unit);
-/* Handles wrong content; unit->check.err says what is wrong. */
-void unit_refuse(struct unit *unit);
-/* Handles right content. */
-void unit_accept(struct unit *unit);
-/* The name that statistics and the log use. */
-const char *fetch_failure_name(enum fetch_failure failure);
-
-/* verify.c: has a worker do it where that takes long, and continues when that is done. */
-
-void unit_verify(struct unit *unit);
-/* To be called while the unit is being fetched: loads the digest to verify it against. */
-void unit_expect(const struct unit *unit);
+/*
+ * For the first in the queue of its host. Returns the mirror to ask, or NULL: it waits elsewhere,
+ * rests or has failed.
+ */
+struct mirror *unit_take_turn(struct unit *unit, uint64_t now_ns);
+/* A unit has failed at its mirror: it rests until it is tried again, or fails. */
+void unit_retry(struct unit *unit);
+/* Fails readers; those without a deadline go on waiting, as if the unit had not been tried. */
+void unit_give_up(struct unit *unit, uint64_t now_ns, const char *why);
+/* Some of that time at random, so that units that failed together do not retry together. */
+uint64_t jitter_ns(uint64_t most_ms);
+/* Logs an event of a unit. Of mirror and reason, each may be NULL. */
+void unit_log(const struct unit *unit, const char *name, const struct mirror *mirror,
+	      const char *reason, const char *text);
 
 /* caching.c */
 
-/* Whether the cache may have it and can be asked. */
-bool unit_may_look_up(const struct unit *unit);
+/* Has the cache, or a mirror, asked for it; `first`: before others that wait. */
+void unit_want(struct unit *unit, bool first);
 /* Looks the unit up in the cache, and continues when that is done, or takes too long. */
 void unit_look_up(struct unit *unit);
 /* The time for that is over. */
 void unit_look_up_is_late(struct unit *unit);
-/* Queues the unit for the cache. Returns false when there is no cache for it. */
-bool unit_store(struct unit *unit);
-/* Has workers put queued units in the cache, as many as may be at a time. */
-void units_put_some(struct core *core);
-/*
- * Drops a unit from that queue, because its memory is needed. `wanted`: if there is no other, one
- * that somebody wants to be in the cache. Returns false when there is none.
- */
-bool units_drop_one(struct core *core, bool wanted);
+/* Its data are verified. `found`: in the cache. */
+void unit_verified(struct unit *unit, bool found);
+/* Makes room for a unit that shall begin. Returns false when others need the memory. */
+bool unit_make_room(struct unit *unit);
 /* What is queued when the fetcher ends is put in for a short time. */
 void units_flush(struct core *core);
 
-/* read.c: the unit has come, so that reads of it no longer fail at once. */
-void missed_forget(const struct unit *unit);
+/* verify.c: has a worker do it where that takes long. */
 
-/* fetchstats.c: records the result of the last write, 0 or a negative errno. */
-void disk_note(struct core *core, unsigned disk, int err);
+/* Returns whether unit->check says at once what came out; else the unit will have news. */
+bool unit_verify(struct unit *unit);
+/* To be called while the unit is being fetched: loads the digest to verify it against. */
+void unit_expect(const struct unit *unit);
+
+/* run.c: see run.h. */
+
+/* attempt.c */
+
+/* Asks a mirror, rests or fails. It was the first in the queue of its host. */
+void unit_begin(struct unit *unit);
+/* A run is over: what it lacks is tried again, rests or fails. Frees it. */
+void attempt_over(struct run *run);
+/* A unit was checked: unit->check says with what result. */
+void unit_checked(struct unit *unit);
+
+/* subscription.c */
+
+/* Returns 0, or -ENOMEM. `subscription` has its ops and its deadline. */
+int subscribe(struct core *core, struct subscription *subscription, struct source *source,
+	      uint64_t number);
+/* Does nothing when it is over. No callback is called any more. */
+void subscription_end(struct subscription *subscription);
+/* Fetches a unit that nobody waits for. */
+void unit_read_ahead(struct core *core, struct source *source, uint64_t number);
+
+/* step.c */
+
+/* Initializes lists. The caller sets options, timers, pools and the eventfd. */
+void core_init(struct core *core);
+/* Frees what is left after the last step. */
+void core_deinit(struct core *core);
+/* Ends all that can end now, but for reads and the prefetch, which have ended. */
+void core_stop(struct core *core);
+/* Does what is to be done. Returns whether something is left, so that others have their turn. */
+bool core_step(struct core *core);
 
 #endif

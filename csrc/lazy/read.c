@@ -8,73 +8,18 @@
 
 #include "base/clock.h"
 #include "base/relaxed.h"
-#include "lazy/cache.h"
 #include "lazy/layout.h"
-
-/*
- * For one read of a file, the kernel may ask for the same block up to four times, each time within
- * milliseconds of the error before: to read ahead, for the page itself (filemap_read()), and both
- * again for a page fault. A reader is to wait for one deadline, not for four; so what was waited
- * for in vain fails at once for so long.
- */
-#define REPEAT_NS (250 * NS_PER_MS)
-
-static bool is_there(struct core *core, const struct source *source, uint64_t number)
-{
-	const struct unit *unit = unit_find(core, source, number);
-	const struct cache_object *object = cache_object_of(source);
-
-	return (unit && unit->state == UNIT_VERIFIED) ||
-	       (object && cache_has(object, number, number)); /* by another process, perhaps */
-}
-
-static bool is_missed(struct core *core, const struct source *source, uint64_t number,
-		      uint64_t now_ns)
-{
-	if (now_ns >= core->missed_until_ns)
-		return false;
-	for (unsigned i = 0; i < MISSED_MAX; i++) {
-		const struct missed *missed = &core->missed[i];
-
-		if (missed->source == source && missed->number == number &&
-		    now_ns < missed->until_ns)
-			return !is_there(core, source, number);
-	}
-	return false;
-}
-
-void missed_forget(const struct unit *unit)
-{
-	if (clock_now_ns() >= unit->core->missed_until_ns)
-		return;
-	for (unsigned i = 0; i < MISSED_MAX; i++) {
-		struct missed *missed = &unit->core->missed[i];
-
-		if (missed->source == unit->source && missed->number == unit->number)
-			missed->until_ns = 0;
-	}
-}
 
 /* Takes down the units that a read has waited for, and the one that failed, or NULL. */
 static void take_down(const struct lazy_read *read, const struct read_unit *failed)
 {
-	struct core *core = read->core;
-	uint64_t first = unit_of(read->source, read->offset), now_ns = clock_now_ns();
+	uint64_t first = unit_of(read->source, read->offset);
 
-	if (now_ns - read->began_ns < REPEAT_NS)
-		return; /* little was waited for: it may be tried again */
-	core->missed_until_ns = now_ns + REPEAT_NS;
 	for (unsigned i = 0; i < read->count; i++) {
 		const struct read_unit *unit = &read->units[i];
 
-		if (unit != failed && !link_is_in_list(&unit->subscription.link))
-			continue;
-		core->missed[core->missed_next] = (struct missed){
-			.source = read->source,
-			.number = first + i,
-			.until_ns = core->missed_until_ns,
-		};
-		core->missed_next = (core->missed_next + 1) % MISSED_MAX;
+		if (unit == failed || link_is_in_list(&unit->subscription.link))
+			missed_add(read->core, read->source, first + i, read->began_ns);
 	}
 }
 
@@ -180,7 +125,7 @@ static int wait_for_units(struct lazy_read *read)
 
 	for (uint64_t number = first; number <= last; number++) {
 		if (read->deadline_ns != FETCHER_NO_DEADLINE &&
-		    is_missed(read->core, read->source, number, read->began_ns))
+		    missed_is_recent(read->core, read->source, number, read->began_ns))
 			return -EIO;
 	}
 	read->units = count == 1 ? &read->only : calloc(count, sizeof(*read->units));

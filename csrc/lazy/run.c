@@ -458,7 +458,7 @@ static void identify(const struct run *run, struct unit *unit)
 }
 
 /* A unit is whole, and has no part in the run any more. */
-static void leave(struct run *run)
+void run_leave(struct run *run)
 {
 	struct unit *unit = arriving(run);
 	struct fetch_counts *counts = &run->core->counts;
@@ -501,7 +501,7 @@ static void take(struct run *run, size_t bytes)
 			return;
 		}
 		bytes -= left;
-		leave(run);
+		run_leave(run);
 		if (run->next == run->count) {
 			/* Nobody wants the rest: the step ends it. */
 			timer_clear(&run->timer);
@@ -545,63 +545,16 @@ static const struct run_sink core_sink = {
 	.over = over,
 };
 
-/* Returns whether something has failed. */
-static bool end_at_host(struct run *run)
+/* What is asked for. */
+
+void run_free(struct run *run)
 {
-	struct host *host = run->mirror->host;
-	bool lacks = run->next < run->count;
-
-	if (host) {
-		host->prefetching -= !run->demanded;
-		host_is_ready(run->core, host);
-	}
-	if (run->result && lacks && !run->uncharged && !run->core->ending)
-		return true;
-	if (host)
-		host_ended(host);
-	/* What needed no request says nothing of its host. */
-	if (host && !run->result && (run->coded_bytes || !run->mirror->source->codec))
-		host_measure(host, run->first_ns - run->began_ns, clock_now_ns() - run->began_ns,
-			     run->arrived_bytes);
-	return false;
-}
-
-static void take_news(struct core *core, struct completion *completion)
-{
-	struct run *run = container_of(completion, struct run, news);
-	unsigned lacks;
-
-	if (!run->is_over) {
-		run_cancel(run);
-		return;
-	}
-	if (!run->result)
-		relaxed_add(&core->counts.coded_bytes_fetched, run->coded_bytes);
-	relaxed_add(&core->counts.whole_answers, run->whole);
-	if (run->unsized)
-		run->mirror->alone = run->uncharged = true;
-	if (end_at_host(run))
-		attempt_failed(run);
-	else if (!run->result && run->next < run->count)
-		leave(run);
-	/* Requeue what is left without charging a retry. */
-	for (lacks = run->count; lacks > run->next; lacks--) {
-		struct unit *unit = run->units[lacks - 1];
-
-		unit->run = NULL;
-		if (core->ending || list_is_empty(&unit->subscriptions))
-			unit_set(unit, UNIT_WANTED);
-		else
-			unit_want(unit, true);
-	}
 	EVP_MD_CTX_free(run->hash);
 	free(run->identity);
 	if (run->units != &run->only)
 		free(run->units);
 	free(run);
 }
-
-/* What is asked for. */
 
 static uint64_t most_bytes(const struct run *run)
 {
@@ -712,7 +665,7 @@ void run_begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns)
 	run->fresh = unit->cut && unit->tries[mirror->index];
 	run->again = unit->rounds || unit->tries[mirror->index];
 	run->began_ns = now_ns;
-	run->news.take = take_news;
+	run->news.take = core->take_run;
 	/* A host that is being probed is asked for one unit. */
 	if (mirror->host)
 		host_begin(mirror->host, now_ns);

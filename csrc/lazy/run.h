@@ -149,7 +149,8 @@ void run_trim(struct run *run);
 uint64_t attempt_deadline_ns(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns);
 /* Has those go on that have waited for memory. */
 void runs_resume(struct core *core);
-/* attempt.c: a failed one ends. Units that were charged with that leave it; others may be left. */
-void attempt_failed(struct run *run);
+/* The unit that arrives is whole, and has no part in it any more. */
+void run_leave(struct run *run);
+void run_free(struct run *run);
 
 #endif

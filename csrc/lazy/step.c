@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* The step: takes what has news, frees what nobody needs, and begins what may begin. */
+/*
+ * The step: takes what has news, frees what nobody needs, and begins what may begin. It calls all
+ * other files of the core, and none of them calls it.
+ */
 #include <stdlib.h>
-#include <sys/eventfd.h>
 
 #include "base/relaxed.h"
 #include "lazy/core.h"
@@ -12,53 +14,72 @@ enum {
 	TAKEN_MAX = 256,
 };
 
-void completion_put(struct core *core, struct completion *completion)
+/* Takes its news, which are of its state. */
+static void take_unit(struct core *core, struct completion *completion)
 {
-	if (!link_is_in_list(&completion->link))
-		list_append(&core->completions, &completion->link);
-}
+	struct unit *unit = container_of(completion, struct unit, news);
 
-/*
- * NB: uv_async_send() would make the woken thread wait until it returns, and spin while the sender
- * is preempted on the same CPU.
- */
-void core_send(struct core *core, struct completion *completion)
-{
-	if (message_queue_put(&core->messages, &completion->message))
-		eventfd_write(core->wake_fd, 1);
-}
-
-void core_receive(struct core *core)
-{
-	struct message *message = message_queue_take(&core->messages);
-
-	while (message) {
-		struct completion *completion = container_of(message, struct completion, message);
-
-		message = message->next;
-		completion->link = (struct link){};
-		completion_put(core, completion);
+	(void)core;
+	switch (unit->state) {
+	case UNIT_WANTED:
+		if (!list_is_empty(&unit->subscriptions))
+			unit_want(unit, false);
+		break;
+	case UNIT_RESTING:
+		unit_set(unit, UNIT_WANTED);
+		unit_want(unit, true);
+		break;
+	case UNIT_LOOKING:
+		unit_look_up_is_late(unit);
+		break;
+	case UNIT_FETCHING:
+		if (unit_verify(unit))
+			unit_checked(unit);
+		break;
+	case UNIT_ASKED:
+		break;
+	case UNIT_CHECKING:
+		unit_checked(unit);
+		break;
+	case UNIT_VERIFIED:
+		unit_deliver(unit);
+		break;
 	}
 }
 
-static void job_ended(struct core *core, struct completion *completion)
+/* Nobody wants the rest of it, or it is over. */
+static void take_run(struct core *core, struct completion *completion)
 {
-	struct pool_job *job = container_of(completion, struct pool_job, ended);
+	struct run *run = container_of(completion, struct run, news);
 
 	(void)core;
-	job->done(job);
+	if (run->is_over)
+		attempt_over(run);
+	else
+		run_cancel(run);
 }
 
-void core_submit(struct core *core, struct pool_job *job)
+void core_init(struct core *core)
 {
-	job->ended.take = job_ended;
-	worker_pool_submit(&core->workers, job);
+	core->take_unit = take_unit;
+	core->take_run = take_run;
+	list_init(&core->completions);
+	list_init(&core->unused);
+	for (unsigned i = 0; i < URGENCIES; i++)
+		list_init(&core->ready[i]);
+	for (unsigned i = 0; i < UNIT_BUCKETS; i++)
+		list_init(&core->buckets[i]);
+	list_init(&core->kept);
+	list_init(&core->unstored);
+	list_init(&core->paused);
+	list_init(&core->reads);
+	host_init(&core->lookup_queue);
+	host_init(&core->no_host);
 }
 
-void core_cache_submit(struct core *core, struct pool_job *job)
+void core_deinit(struct core *core)
 {
-	job->ended.take = job_ended;
-	worker_pool_submit(&core->cache_workers, job);
+	hosts_free(core->hosts, core->latencies);
 }
 
 static void take_some(struct core *core)
@@ -116,13 +137,6 @@ static bool may_begin(const struct core *core, enum urgency urgency)
 	return core->busy < most && (urgency == URGENCY_DEMAND || core->prefetching < most / 2);
 }
 
-uint64_t core_slots(const struct core *core, const struct source *source)
-{
-	uint64_t most = core->options.max_buffer_bytes / source->unit_bytes;
-
-	return most < core->options.max_transfers ? most : core->options.max_transfers;
-}
-
 /* The first unit that waits for a host, or NULL when that may have no more fetches. */
 static struct unit *next_of(const struct core *core, const struct host *host, enum urgency urgency)
 {
@@ -172,4 +186,22 @@ bool core_step(struct core *core)
 			return false;
 	}
 	return true;
+}
+
+void core_stop(struct core *core)
+{
+	struct link *link;
+
+	while ((link = list_first(&core->kept)))
+		unit_forget(container_of(link, struct unit, in_queue));
+	for (unsigned i = 0; i < UNIT_BUCKETS; i++) {
+		for (link = core->buckets[i].next; link != &core->buckets[i]; link = link->next) {
+			struct unit *unit = container_of(link, struct unit, in_bucket);
+
+			subscription_end(&unit->ahead);
+			if (unit->state == UNIT_FETCHING && unit->run)
+				run_cancel(unit->run);
+		}
+	}
+	units_flush(core);
 }

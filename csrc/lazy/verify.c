@@ -119,10 +119,7 @@ static void verified(struct pool_job *job)
 
 	if (unit->check.disk_err || unit->check.pinned)
 		disk_note(unit->core, DISK_OF_MAP, unit->check.disk_err);
-	if (!unit->check.err)
-		unit_accept(unit);
-	else
-		unit_refuse(unit);
+	completion_put(unit->core, &unit->news);
 }
 
 /* Verifies a unit on the fetcher's thread. Returns false at once when a worker has to do it. */
@@ -141,7 +138,6 @@ static bool verify_at_once(struct unit *unit)
 		return false;
 	unit->check.known = true;
 	unit->check.err = memcmp(unit->check.digest, expected, sizeof(expected)) ? -EBADMSG : 0;
-	verified(&unit->job);
 	return true;
 }
 
@@ -186,17 +182,14 @@ void unit_expect(const struct unit *unit)
 	core_submit(unit->core, &load->job);
 }
 
-void unit_verify(struct unit *unit)
+bool unit_verify(struct unit *unit)
 {
 	bool may_pin;
 
 	unit_set(unit, UNIT_CHECKING);
-	if (unit->check.err) {
-		unit_refuse(unit);
-		return;
-	}
-	if (verify_at_once(unit))
-		return;
+	if (unit->check.err || verify_at_once(unit))
+		return true;
 	may_pin = !unit->source->has_digests || unit->identity;
 	have_done(unit, may_pin ? MAP_PLACE : 0, verify, verified);
+	return false;
 }

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Units that were waited for in vain. For one read of a file, the kernel may ask for the same block up
+ * to four times, each time within milliseconds of the error before: to read ahead, for the page itself
+ * (filemap_read()), and both again for a page fault. A reader is to wait for one deadline, not for
+ * four; so what was waited for in vain fails at once for so long.
+ */
+#include "lazy/cache.h"
+#include "lazy/core.h"
+
+#define REPEAT_NS (250 * NS_PER_MS)
+
+static bool is_there(struct core *core, const struct source *source, uint64_t number)
+{
+	const struct unit *unit = unit_find(core, source, number);
+	const struct cache_object *object = cache_object_of(source);
+
+	return (unit && unit->state == UNIT_VERIFIED) ||
+	       (object && cache_has(object, number, number)); /* by another process, perhaps */
+}
+
+void missed_add(struct core *core, const struct source *source, uint64_t number, uint64_t since_ns)
+{
+	uint64_t now_ns = clock_now_ns();
+
+	if (now_ns - since_ns < REPEAT_NS)
+		return; /* little was waited for: it may be tried again */
+	core->missed_until_ns = now_ns + REPEAT_NS;
+	core->missed[core->missed_next] = (struct missed){
+		.source = source,
+		.number = number,
+		.until_ns = core->missed_until_ns,
+	};
+	core->missed_next = (core->missed_next + 1) % MISSED_MAX;
+}
+
+bool missed_is_recent(struct core *core, const struct source *source, uint64_t number,
+		      uint64_t now_ns)
+{
+	if (now_ns >= core->missed_until_ns)
+		return false;
+	for (unsigned i = 0; i < MISSED_MAX; i++) {
+		const struct missed *missed = &core->missed[i];
+
+		if (missed->source == source && missed->number == number &&
+		    now_ns < missed->until_ns)
+			return !is_there(core, source, number);
+	}
+	return false;
+}
+
+void missed_forget(const struct unit *unit)
+{
+	if (clock_now_ns() >= unit->core->missed_until_ns)
+		return;
+	for (unsigned i = 0; i < MISSED_MAX; i++) {
+		struct missed *missed = &unit->core->missed[i];
+
+		if (missed->source == unit->source && missed->number == unit->number)
+			missed->until_ns = 0;
+	}
+}
