@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,12 @@ from btrfs_ublk.base.entry import (
 )
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.signals import too_late
+from btrfs_ublk.cli.volume_files import (
+    add_file,
+    entries,
+    remove_file,
+    with_source_access,
+)
 from btrfs_ublk.cli.volume_options import (
     confirm,
     setting_option,
@@ -74,26 +79,6 @@ _defining_options = stacked(
         help="The same, but the URL is in a file, mode 600, that the server"
         " reads: a signed one is a secret.",
     ),
-    click.option(
-        "--endpoint",
-        metavar="URL",
-        help="Of the S3 store of these files." "  [AWS_ENDPOINT_URL, else Amazon's]",
-    ),
-    click.option(
-        "--credentials-file",
-        type=PathType(),
-        help="For the S3 store, like ~/.aws/credentials; the server reads it.",
-    ),
-    click.option(
-        "--basic-auth-file",
-        type=PathType(),
-        help="For HTTP: user:password in its first line; the server reads it.",
-    ),
-    click.option(
-        "--ca-file",
-        type=PathType(),
-        help="Certificates (PEM) to trust for these files.  [the system's]",
-    ),
 )
 
 
@@ -105,6 +90,7 @@ _defining_options = stacked(
     help="A definition (TOML) instead of options.",
 )
 @_defining_options
+@with_source_access
 @volumes_base
 @json_option
 def up(
@@ -114,10 +100,7 @@ def up(
     as_json: bool,
     files: tuple[str, ...],
     url_files: tuple[str, ...],
-    endpoint: str | None,
-    credentials_file: Path | None,
-    basic_auth_file: Path | None,
-    ca_file: Path | None,
+    access: volumes.Access,
     **options: Any,
 ) -> None:
     """Mount a volume, and print where it is.
@@ -135,14 +118,8 @@ def up(
         found = volumes.find_definition(name, base=base)
         definition, file = found.definition, found.file
         is_default = found.is_default
-    access = volumes.Access(
-        endpoint=endpoint,
-        credentials_file=credentials_file,
-        basic_auth_file=basic_auth_file,
-        ca_file=ca_file,
-    )
-    added = _entries("--add-file", volumes.VolumeFile.parse, files)
-    added += _entries("--url-file", volumes.VolumeFile.parse_url_file, url_files)
+    added = entries("--add-file", volumes.VolumeFile.parse, files)
+    added += entries("--url-file", volumes.VolumeFile.parse_url_file, url_files)
     if file is not None and (given or added):
         first = next(iter(given), "add-file" if files else "url-file")
         first = first.replace("_", "-")
@@ -168,18 +145,6 @@ def up(
         # The name may be misspelt.
         click.echo(f"note: volume {name} is a new one, with nothing in it", err=True)
     click.echo(json.dumps(volume.to_dict()) if as_json else volume.mount)
-
-
-def _entries(
-    option: str,
-    parse: Callable[[str], volumes.VolumeFile],
-    texts: Sequence[str],
-) -> list[volumes.VolumeFile]:
-    try:
-        return [parse(text) for text in texts]
-    except UsageError as error:
-        error.prefix(option)
-        raise
 
 
 def _changed(
@@ -398,5 +363,5 @@ def _print(volume: volumes.KeptVolume) -> None:
         click.echo(f"{'':14} and {more} more: --json has all")
 
 
-for _each in (add_image, add_tree):
+for _each in (add_file, remove_file, add_image, add_tree):
     command.add_command(_each)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     )
     from btrfs_ublk.volume.detach import Detached, detach_image
     from btrfs_ublk.volume.down import down_volume, may_be_up, remove_volume
+    from btrfs_ublk.volume.edit import add_file, remove_file
     from btrfs_ublk.volume.entry import VolumeFile
     from btrfs_ublk.volume.find import FoundDefinition, find_definition
     from btrfs_ublk.volume.forks import DEFAULT_FORK_MODE, FORK_MODES, Fork, ForkMode

@@ -10,7 +10,7 @@ from btrfs_ublk.device import device_map
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.kernel.reflink import clone_beneath
 from btrfs_ublk.volume.files import opened_top, opened_virtual_data
-from btrfs_ublk.volume.report import look_at_volume
+from btrfs_ublk.volume.report import mount_of
 from btrfs_ublk.volume.store import LOCK_TIMEOUT_S, volume_directory
 
 
@@ -33,17 +33,11 @@ def clone_in_volume(
     volume = volume_directory(name, base)
     volume.check()
     with volume.locked(timeout_s=LOCK_TIMEOUT_S):
-        found = look_at_volume(volume, is_ours=True)
-        if not found.is_up or found.mount is None:
-            why = f" ({found.reason})" if found.reason else ""
-            raise UsageError(
-                f"volume {name!r} is {found.state}{why}",
-                hint=f"btrfs-ublk volume up {name}",
-            )
-        target = found.mount / path
+        mount = mount_of(volume)
+        target = mount / path
         try:
             with (
-                opened_top(volume, found.mount) as top,
+                opened_top(volume, mount) as top,
                 opened_virtual_data(volume, top) as virtual,
             ):
                 clone_beneath(

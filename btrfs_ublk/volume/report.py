@@ -133,6 +133,18 @@ def look_at_volume(
         )
 
 
+def mount_of(volume: VolumeDirectory) -> Path:
+    """Return where a volume, which the caller has locked, is up. Raises UsageError."""
+    found = look_at_volume(volume, is_ours=True)
+    if not found.is_up or found.mount is None:
+        why = f" ({found.reason})" if found.reason else ""
+        raise UsageError(
+            f"volume {volume.name!r} is {found.state}{why}",
+            hint=f"btrfs-ublk volume up {volume.name}",
+        )
+    return found.mount
+
+
 def _look(
     volume: VolumeDirectory,
     *,

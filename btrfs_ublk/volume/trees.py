@@ -45,7 +45,7 @@ from btrfs_ublk.kernel.btrfs import (
 from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.volume.files import opened_top, opened_virtual_data
 from btrfs_ublk.volume.image import find_named_image
-from btrfs_ublk.volume.report import look_at_volume
+from btrfs_ublk.volume.report import mount_of
 from btrfs_ublk.volume.store import (
     LOCK_TIMEOUT_S,
     HalfTree,
@@ -240,15 +240,9 @@ def _add(
     say("look at its files")
     total, *_ = _make(image, lambda count: None)
     with volume.locked(timeout_s=LOCK_TIMEOUT_S) as lock:
-        found = look_at_volume(volume, is_ours=True)
-        if not found.is_up or found.mount is None:
-            why = f" ({found.reason})" if found.reason else ""
-            raise UsageError(
-                f"volume {volume.name!r} is {found.state}{why}",
-                hint=f"btrfs-ublk volume up {volume.name}",
-            )
+        mount = mount_of(volume)
         with (
-            opened_top(volume, found.mount) as top,
+            opened_top(volume, mount) as top,
             opened_virtual_data(volume, top) as virtual,
         ):
             _remove_half(volume, top)
@@ -262,7 +256,7 @@ def _add(
                 )
                 commit_transaction(Path(f"/proc/self/fd/{directory}"))
         data = None if image.new_data is None else volume.trees / _root(image)
-        return AddedTree(found.mount / path, entries, cloned, written, data)
+        return AddedTree(mount / path, entries, cloned, written, data)
 
 
 def _root(image: _Image) -> str:

@@ -152,6 +152,9 @@ cmp --bytes=4M image.raw mnt/part
 btrfs-ublk volume status images
 btrfs-ublk volume list
 btrfs-ublk volume resize images 20G
+btrfs-ublk volume add-file images "more.img=$PWD/image.raw"
+cmp image.raw mnt/more.img
+btrfs-ublk volume remove-file images more.img --yes
 btrfs-ublk volume down images
 btrfs-ublk volume up images
 cmp image.raw mnt/debian.img

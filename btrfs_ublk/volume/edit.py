@@ -1,0 +1,109 @@
+"""Adding files to a volume that is up, and removing them; its definition follows."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.base.signals import deferred
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.kernel.beneath import place_beneath
+from btrfs_ublk.volume.definition import VolumeDefinition
+from btrfs_ublk.volume.entry import VolumeFile
+from btrfs_ublk.volume.files import add_files, as_made, opened_top
+from btrfs_ublk.volume.find import find_definition
+from btrfs_ublk.volume.report import mount_of
+from btrfs_ublk.volume.store import (
+    LOCK_TIMEOUT_S,
+    MadeFile,
+    VolumeDirectory,
+    volume_directory,
+)
+
+if TYPE_CHECKING:
+    from btrfs_ublk.content.oci import Resolved
+
+
+@contextmanager
+def _editing(
+    name: str, base: StrPath | None
+) -> Iterator[tuple[VolumeDirectory, Path, VolumeDefinition]]:
+    """Lock a volume that is up; yield it, its mount point and its definition."""
+    volume = volume_directory(name, base)
+    volume.check()
+    with volume.locked(timeout_s=LOCK_TIMEOUT_S):
+        found = find_definition(name, base=base)
+        if found.file is not None:
+            raise UsageError(
+                f"volume {name!r} is defined in {found.file}, which this command "
+                "cannot change",
+                hint=f"write it there, then: btrfs-ublk volume up {name}",
+            )
+        yield volume, mount_of(volume), found.definition
+
+
+def add_file(
+    name: str,
+    entry: VolumeFile,
+    *,
+    base: StrPath | None = None,
+    resolved: Resolved | None = None,
+) -> tuple[Path, MadeFile]:
+    """Make a file in a volume that is up, and keep it in the definition. Returns its
+    path, and what was made. Raises UsageError for a path that is taken, or a volume
+    that can have no files, BtrfsUblkError: nothing has changed then."""
+    with _editing(name, base) as (volume, mount, definition):
+        if entry.path in volume.files():
+            raise UsageError(
+                f"volume {name!r} has had a file {entry.path!r} already",
+                hint=f"first: btrfs-ublk volume remove-file {name} {entry.path}; or "
+                "choose another path",
+            )
+        changed = definition.with_files([entry])
+        (made,) = add_files(volume, mount, [entry], resolved=resolved)
+        volume.write_definition(replace(changed, files=as_made(volume, changed.files)))
+        return mount / entry.path, made
+
+
+def remove_file(name: str, path: str, *, base: StrPath | None = None) -> None:
+    """Remove a file of the definition from a volume that is up, with what was written
+    to it; it may be gone already. Its content stays mapped. If this is killed, the next
+    call completes it. Raises UsageError when there is none, BtrfsUblkError."""
+    path = VolumeFile(path, {"size": 0}).path
+    with _editing(name, base) as (volume, mount, definition):
+        files = volume.files()
+        others = tuple(x for x in definition.files if x.path != path)
+        if path not in files and len(others) == len(definition.files):
+            raise UsageError(
+                f"volume {name!r} has no file {path!r} in its definition",
+                hint=f"see: btrfs-ublk volume status {name}",
+            )
+        with deferred(), opened_top(volume, mount) as top:
+            try:
+                _unlink(top, path)
+            except OSError as error:
+                raise BtrfsUblkError(
+                    f"cannot remove {mount / path}: {error.strerror}"
+                ) from error
+            # NB: as long as it is in files.json, `up` does not make it again.
+            volume.write_definition(replace(definition, files=others))
+            files.pop(path, None)
+            volume.write_files(files)
+
+
+def _unlink(top: int, path: str) -> None:
+    with suppress(FileNotFoundError), place_beneath(top, path) as (directory, name):
+        mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+        if stat.S_ISDIR(mode):
+            raise UsageError(
+                f"{path!r} is a directory now, which somebody else has made",
+                hint="move it away",
+            )
+        os.unlink(name, dir_fd=directory)
+        os.fsync(directory)
