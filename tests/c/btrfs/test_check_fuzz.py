@@ -5,7 +5,6 @@ is, within bounded time, and never crash.
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.images import Editor, with_checksum
+from support.images import Editor
 from support.sanitized_build import SANITIZER_ENVIRONMENT
 from support.seeds import GIB, KIB, MIB, mkseed
 
@@ -75,9 +74,8 @@ def test_a_copy_is_still_clean(
 @pytest.mark.parametrize(
     "size",
     [
-        *(0, 1, 64 * KIB, 64 * KIB + 4095, 68 * KIB, MIB, MIB + 1, MIB + 16 * KIB),
-        *(5 * MIB, 5 * MIB + 5000, 5 * MIB + 48 * KIB, 6 * MIB),
-        *(64 * MIB, 64 * MIB + 100, 256 * GIB, 256 * GIB + 4095),
+        *(0, 64 * KIB, 64 * KIB + 4095, 68 * KIB, MIB + 1, MIB + 16 * KIB),
+        *(5 * MIB + 5000, 6 * MIB, 64 * MIB + 100, 256 * GIB, 256 * GIB + 4095),
     ],
 )
 def test_truncated_images(
@@ -91,7 +89,7 @@ def test_truncated_images(
     assert inspected == (0 if size >= 6 * MIB else 1)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_flipped_bits(
     seed: Path,
@@ -120,65 +118,6 @@ def test_flipped_bits(
     shutil.rmtree(image.parent)
 
 
-def test_changed_bytes_with_good_checksums(
-    seed: Path, sparse_path: Path, sanitized_build: Path
-) -> None:
-    """A few by way of the program; fuzz-reader does many in one process."""
-    generator = random.Random(20261120)
-    for _ in range(25):
-        image = copy(seed, sparse_path / "image")
-        with Editor(image) as editor:
-            places = [(64 * KIB, 4096), *((b, 16384) for b in editor.roots.values())]
-            for _ in range(generator.randrange(1, 4)):
-                offset, length = generator.choice(places)
-                block = editor.read(offset, length)
-                for _ in range(generator.randrange(1, 3)):
-                    # Where fields are, mostly: the front and the end of a block.
-                    place = generator.choice([32, 101, length - 900])
-                    at = min(place + generator.randrange(900), length - 1)
-                    block[at] = generator.choice([0, 1, 0x7F, 0xFF, block[at] ^ 4])
-                editor.write(offset, with_checksum(block))
-        look(sanitized_build, image)
-
-
-@settings(max_examples=20, deadline=None)
-@given(
-    content=st.binary(max_size=8192),
-    offset=st.sampled_from([0, 64 * KIB, 64 * KIB + 32, MIB]),
-)
-def test_arbitrary_files(
-    tmp_path_factory: pytest.TempPathFactory,
-    sanitized_build: Path,
-    content: bytes,
-    offset: int,
-) -> None:
-    image = tmp_path_factory.mktemp("any") / "image"
-    with image.open("wb") as file:
-        file.seek(offset)
-        file.write(content)
-    assert look(sanitized_build, image) == [1, 1]
-    shutil.rmtree(image.parent)
-
-
-@settings(max_examples=15, deadline=None)
-@given(super_bytes=st.binary(min_size=2000, max_size=3000))
-def test_arbitrary_superblocks(
-    seed: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    sanitized_build: Path,
-    super_bytes: bytes,
-) -> None:
-    """With the magic number and a good checksum, so that all of it is looked at."""
-    image = copy(seed, tmp_path_factory.mktemp("super") / "image")
-    with Editor(image) as editor:
-        block = editor.read(64 * KIB, 4096)
-        block[80 : 80 + len(super_bytes)] = super_bytes
-        block[196:198] = bytes(2)  # crc32c
-        editor.write(64 * KIB, with_checksum(block))
-    assert look(sanitized_build, image) == [1, 1]
-    shutil.rmtree(image.parent)
-
-
 @pytest.mark.parametrize("options", [[], ["--metadata-profile=dup"]])
 def test_many_changes_in_one_process(
     sparse_path: Path, sanitized_build: Path, options: list[str]
@@ -188,7 +127,7 @@ def test_many_changes_in_one_process(
         *("--virtual-data-size=20G", "--chunk-size=4G", "--metadata-only"),
         *(*options, image),
     )
-    run_fuzzer(sanitized_build, 4000, image)
+    run_fuzzer(sanitized_build, 2000, image)
 
 
 def test_many_changes_of_higher_trees(sparse_path: Path, sanitized_build: Path) -> None:
@@ -200,7 +139,7 @@ def test_many_changes_of_higher_trees(sparse_path: Path, sanitized_build: Path) 
         timeout=60,
         env=os.environ | SANITIZER_ENVIRONMENT,
     )
-    run_fuzzer(sanitized_build, 700, image)
+    run_fuzzer(sanitized_build, 350, image)
 
 
 def run_fuzzer(build: Path, iterations: int, image: Path) -> None:

@@ -136,35 +136,6 @@ def test_damage_is_named(sparse_path: Path) -> None:
     assert "check` lists all that is wrong" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "inspect or check is missing"),
-        (["look", "x"], "neither inspect nor check"),
-        (["inspect"], "IMAGE is missing"),
-        (["check", ""], "IMAGE is missing"),
-        (["check", "a", "b"], "one IMAGE only"),
-        (["--frob", "check", "a"], "no such option"),
-        (["--json=yes", "check", "a"], "no such option"),
-    ],
-)
-def test_wrong_usage(words: list[str], message: str) -> None:
-    done = subprocess.run(
-        [helper_path(CHECKSEED), *words], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 2 and done.stdout == ""
-    assert message in done.stderr and "hint: " in done.stderr
-
-
-def test_help_and_version() -> None:
-    for option in ("--help", "--version"):
-        done = subprocess.run(
-            [helper_path(CHECKSEED), option], capture_output=True, text=True, timeout=60
-        )
-        assert done.returncode == 0 and CHECKSEED in done.stdout
-        assert max(map(len, done.stdout.splitlines())) <= 80
-
-
 def test_the_command(tmp_path: Path) -> None:
     path = tmp_path / "seed.img"
     mkseed("--virtual-data-size=1G", "--metadata-only", path)

@@ -10,15 +10,12 @@ from pathlib import Path
 
 import pytest
 from support.sanitized_build import SANITIZER_ENVIRONMENT, sanitized_build
-from support.seeds import BLOCK, GIB, MIB, mkseed
+from support.seeds import MIB
 
 from btrfs_ublk.base.capabilities import MKFS_BTRFS
 
 #: The fixture, under a name of this module's.
 sanitizers = sanitized_build
-
-SUPER = 65536
-SYSTEM = 1 * MIB  # where a seed's chunk tree starts
 
 
 def read_image(build: Path, *args: str | Path) -> subprocess.CompletedProcess[str]:
@@ -68,31 +65,3 @@ def test_high_trees_are_read(sanitizers: Path, sparse_path: Path) -> None:
     done = read_image(sanitizers, image)
     assert done.returncode == 0, done.stderr
     assert "\n5 150003 " in done.stdout  # five items per file, three of the directory
-
-
-def test_damage_is_named(sanitizers: Path, sparse_path: Path) -> None:
-    image = sparse_path / "image"
-    mkseed("--virtual-data-size", str(GIB), "--metadata-only", image)
-
-    def error_with(offset: int, data: bytes) -> str:
-        with image.open("r+b") as file:
-            file.seek(offset)
-            before = file.read(len(data))
-            file.seek(offset)
-            file.write(data)
-            file.flush()
-            done = read_image(sanitizers, image)
-            file.seek(offset)
-            file.write(before)
-        assert done.returncode == 1, done.stderr
-        return done.stderr
-
-    assert "superblock at 65536: there is none" in error_with(SUPER + 64, b"x")
-    assert "superblock at 65536: the checksum is wrong" in error_with(SUPER + 32, b"x")
-    assert f"chunk tree, leaf at {SYSTEM}: the checksum" in error_with(SYSTEM, b"x")
-    with image.open("r+b") as file:
-        file.truncate(SYSTEM + BLOCK)
-    assert "beyond the end of the image" in read_image(sanitizers, image).stderr
-    with image.open("r+b") as file:
-        file.truncate(SUPER + BLOCK - 1)
-    assert "superblock" in read_image(sanitizers, image).stderr

@@ -223,7 +223,7 @@ names = st.text(
 uuids = st.uuids(allow_nil=False).map(str)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(sizes, names, uuids, st.integers(1, 400), st.data())
 def test_any_seed_keeps_the_invariants(
     size: int, name: str, fsid: str, chunk_count: int, data: st.DataObject
@@ -280,12 +280,6 @@ def test_given_all_inputs_the_image_is_known(tmp_path: Path) -> None:
         *IDENTITY, "--metadata-only", "--virtual-data-size=1P", tmp_path / "seed.img"
     )
     assert digest(tmp_path / "seed.img") == GOLDEN
-
-
-def test_the_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        mkseed(*IDENTITY, "--metadata-only", "--label=L", tmp_path / name)
-    assert digest(tmp_path / "one") == digest(tmp_path / "two")
 
 
 def test_the_epoch_variable_sets_the_time(tmp_path: Path) -> None:
