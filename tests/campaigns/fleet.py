@@ -51,7 +51,6 @@ from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.report import Document, Result, Table
 from btrfs_ublk.bench.study import Column, listing
-from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.units import parse_size
 
 PROJECT = Path(__file__).parents[2]
@@ -134,6 +133,13 @@ class Reader:
             self.wrong += isinstance(answer, bytes) and answer != data[at : at + UNIT]
 
 
+@contextmanager
+def _directory() -> Iterator[Path]:
+    """Yield a new one. That of a fleet that is killed stays, without a ledger."""
+    with tempfile.TemporaryDirectory() as made:
+        yield Path(made)
+
+
 @dataclass(frozen=True)
 class Site:
     """Where hosts and nodes run, and whose programs; no network: all on loopback."""
@@ -153,7 +159,7 @@ _Read = Callable[[Reader], None]
 @contextmanager
 def fleet(site: Site, mirror: dict[str, Any], data: bytes) -> Iterator[list[_Read]]:
     inside = [each.inside for each in site.machines(site.count)]
-    with tempdir() as logs, ExitStack() as stack:
+    with _directory() as logs, ExitStack() as stack:
         made: list[_Read] = []
         for number in range(site.count):
             log = logs / str(number)
@@ -177,7 +183,7 @@ def devices(site: Site, mirror: dict[str, Any], data: bytes) -> Iterator[list[_R
     ]
     source = {"size": len(data), "unit": UNIT, "digests": digests, **mirror}
     inside = [each.inside for each in site.machines(site.count)]
-    with tempdir() as maps, ExitStack() as stack:
+    with _directory() as maps, ExitStack() as stack:
         made: list[_Read] = []
         for number in range(site.count):
             path = maps / str(number)
@@ -244,7 +250,7 @@ def cases(
     @contextmanager
     def new_ring() -> Iterator[tuple[Ring, dict[str, Any]]]:
         machines[:] = site.machines(NODES)
-        with tempdir() as root:
+        with _directory() as root:
             with ring(root, NODES, machines, **keys) as nodes:
                 yield nodes, direct | {"via": nodes.urls}
 
@@ -272,7 +278,7 @@ def cases(
             case, vanish = "ring, cold, a node vanished", machines[1].unplug
             yield lambda: measure(case, site, mirror, origin, vanish)
     else:
-        with tempdir() as root:
+        with _directory() as root:
             yield lambda: expired_token(site, origin, root)
 
 

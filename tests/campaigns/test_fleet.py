@@ -57,7 +57,7 @@ def test_a_fleet_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     with fleet:
         try:
             assert fleet.stderr is not None
-            assert b"direct" in fleet.stderr.readline()
+            assert fleet.stderr.readline() == b"direct\n"
         finally:
             fleet.kill()
 
