@@ -50,7 +50,7 @@ from support.devices import new_btrfs
 from support.lazy_images import Image, Place
 from support.processes import stop
 from support.registry import REGISTRY, registry_server
-from verified_reads import drop_pages
+from support.verified_reads import drop_pages
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, require
 from btrfs_ublk.base.entry import run_command

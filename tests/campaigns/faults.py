@@ -34,7 +34,7 @@ from fault_site import Site, site
 from support.disks import MAKE, logged_disk
 from support.registry import REGISTRY
 from support.s3_server import WEED
-from verified_reads import verified_reads
+from support.verified_reads import verified_reads
 
 from btrfs_ublk.base.capabilities import (
     FUSE,

@@ -36,7 +36,7 @@ from kills import SINGLE
 from shadow import Writer, shadowed_writer
 from support.images import tagged_image
 from support.registry import REGISTRY, Registry, registry_server
-from verified_reads import drop_pages
+from support.verified_reads import drop_pages
 
 from btrfs_ublk.base.capabilities import (
     BTRFS,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from verified_reads import NoAnswerError
+from support.verified_reads import NoAnswerError
 
 from btrfs_ublk.base.process import ProcessIdentity, run
 from btrfs_ublk.device import recover_device

@@ -37,7 +37,12 @@ from killable import (
     where_it_waits,
 )
 from shadow import Writer, shadowed_writer
-from verified_reads import NoAnswerError, VerifiedReads, drop_pages, verified_reads
+from support.verified_reads import (
+    NoAnswerError,
+    VerifiedReads,
+    drop_pages,
+    verified_reads,
+)
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, UBLK, require
 from btrfs_ublk.base.entry import run_command

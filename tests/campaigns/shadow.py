@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from verified_reads import NoAnswerError
+from support.verified_reads import NoAnswerError
 
 from btrfs_ublk.base.process import Child, describe_exit, readable, spawn
 from btrfs_ublk.errors import BtrfsUblkError

@@ -9,19 +9,21 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from btrfs_ublk.base.helpers import SERVER, VERIFY_READS, helper_path
-from btrfs_ublk.base.process import ProcessIdentity, readable
+from support.verified_reads import verified_reads
+
+from btrfs_ublk.base.helpers import SERVER, helper_path
+from btrfs_ublk.base.process import ProcessIdentity
 from btrfs_ublk.kernel import loop
 from btrfs_ublk.server import Description
 from btrfs_ublk.server.fuse import attach_loop
 from btrfs_ublk.server.fuse_connection import FuseConnection
 
 READERS = 64
-HOW = {"direct": "depth", "mmap": "mmap"}
+HOW = ("direct", "mmap")
 TIMEOUT_S = 30.0
 
 
@@ -124,36 +126,21 @@ class Readers:
     """A process that reads all the time, many blocks at once."""
 
     def __init__(self, file: Path, how: str) -> None:
-        self._process = subprocess.Popen(
-            [
-                *(helper_path(VERIFY_READS), f"--{HOW[how]}={READERS}"),
-                *(f"--deadline={TIMEOUT_S:.0f}", file),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+        self._stack = ExitStack()
+        threads = {"direct": None, "mmap": READERS}[how]
+        reads = verified_reads(
+            file, threads=threads, depth=READERS, deadline_s=int(TIMEOUT_S)
         )
+        self._reads = self._stack.enter_context(reads)
 
     def go_on(self) -> None:
         """Wait until a read that begins after now is answered, then up to 20 ms."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(b"mark\n")
-        self._process.stdin.flush()
-        assert self._line()["event"] == "served"
+        self._reads.mark()
+        self._reads.wait_served(timeout_s=TIMEOUT_S + 5)
         time.sleep(random.uniform(0, 0.02))
 
-    def _line(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        assert readable([self._process.stdout], timeout_s=TIMEOUT_S + 5)
-        message: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return message
-
     def finish(self) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(b"end\n")
-        self._process.stdin.flush()
-        report = self._line()
-        assert report["event"] == "report"
-        return report
+        return self._reads.finish()
 
     def must_be_content(self) -> int:
         """Check that no read was wrong, failed or hung. Returns the number of reads."""
@@ -164,8 +151,4 @@ class Readers:
         return reads
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.wait(TIMEOUT_S)
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream:
-                stream.close()
+        self._stack.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.needs import may_be_killed
-from verified_reads import VerifiedReads, verified_reads
+from support.verified_reads import VerifiedReads, verified_reads
 
 from btrfs_ublk.base.process import ProcessIdentity
 from btrfs_ublk.server import BlockServer, FrontEndName, PatternSegment
