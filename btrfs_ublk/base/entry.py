@@ -104,8 +104,8 @@ class SizeType(click.ParamType):  # type: ignore[type-arg]
     def __init__(self, parse: Callable[..., int] = parse_size) -> None:
         self._parse = parse
 
-    def get_metavar(self, *_args: Any, **_keys: Any) -> str:
-        return "SIZE"
+    def get_metavar(self, param: click.Parameter, *_args: Any, **_keys: Any) -> Any:
+        return "SIZE" if isinstance(param, click.Option) else None
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
