@@ -118,13 +118,6 @@ class SizeType(click.ParamType):  # type: ignore[type-arg]
         return self._parse(value, what=name if is_option else name.upper())
 
 
-def unit_size(text: str, *, what: str) -> int:
-    """Parse the size of units, as parse_unit() does, which few commands import."""
-    from btrfs_ublk.content.digests import parse_unit
-
-    return parse_unit(text, what=what)
-
-
 def stacked(*each: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Make one decorator of several options, in the order of help."""
 

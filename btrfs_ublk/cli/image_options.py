@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from btrfs_ublk import image as images
-from btrfs_ublk.base.entry import CountType, PathType, SizeType, stacked, unit_size
+from btrfs_ublk.base.entry import CountType, PathType, SizeType, stacked
 from btrfs_ublk.errors import UsageError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -106,9 +106,16 @@ max_inline_option = click.option(
 )
 
 
+def _unit(text: str, *, what: str) -> int:
+    # NB: commands on volumes have these options too, and need not import it.
+    from btrfs_ublk.content.digests import parse_unit
+
+    return parse_unit(text, what=what)
+
+
 unit_option = click.option(
     "--unit",
-    type=SizeType(unit_size),
+    type=SizeType(_unit),
     default="256K",
     help="What is verified, and fetched, at once: a power of two from 4K to 1M.",
 )
@@ -143,41 +150,43 @@ def with_build_options(function: _Function) -> _Function:
         )
         return function(*args, options=options, trace=trace, traced=traced, **keys)
 
-    return cast(_Function, _build_options(command))
+    return cast(_Function, _build_options()(command))
 
 
-_build_options = stacked(
-    click.option(
-        "--compression",
-        metavar="NAME:LEVEL",
-        help="Of the data, which the kernel decompresses: none, or zstd:1 to"
-        " zstd:19.  [zstd:9]",
-    ),
-    click.option(
-        "--checksum",
-        type=click.Choice(images.CHECKSUMS),
-        help="What the kernel verifies blocks by.  [crc32c]",
-    ),
-    max_inline_option,
-    unit_option,
-    click.option(
-        "--threads",
-        type=CountType(1, 256),
-        help="Threads that compress.  [as many as CPUs]",
-    ),
-    click.option(
-        "--trace",
-        type=PathType(exists=True, dir_okay=False),
-        help="Put first what this trace of another build has read"
-        " (`trace record`); `image up` fetches it at once.",
-    ),
-    click.option(
-        "--traced",
-        metavar="IMAGE",
-        help="The image that the trace is of."
-        "  [found in the output, or on this machine]",
-    ),
-)
+def _build_options() -> Callable[[Any], Any]:
+    # NB: only what makes images imports what these name.
+    return stacked(
+        click.option(
+            "--compression",
+            metavar="NAME:LEVEL",
+            help="Of the data, which the kernel decompresses: none, or zstd:1 to"
+            " zstd:19.  [zstd:9]",
+        ),
+        click.option(
+            "--checksum",
+            type=click.Choice(images.CHECKSUMS),
+            help="What the kernel verifies blocks by.  [crc32c]",
+        ),
+        max_inline_option,
+        unit_option,
+        click.option(
+            "--threads",
+            type=CountType(1, 256),
+            help="Threads that compress.  [as many as CPUs]",
+        ),
+        click.option(
+            "--trace",
+            type=PathType(exists=True, dir_okay=False),
+            help="Put first what this trace of another build has read"
+            " (`trace record`); `image up` fetches it at once.",
+        ),
+        click.option(
+            "--traced",
+            metavar="IMAGE",
+            help="The image that the trace is of."
+            "  [found in the output, or on this machine]",
+        ),
+    )
 
 
 def with_first(

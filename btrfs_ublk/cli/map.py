@@ -15,7 +15,6 @@ from btrfs_ublk.base.entry import (
     completing,
     json_option,
     say_resolved,
-    unit_size,
 )
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.urls import shown_value
@@ -33,7 +32,7 @@ from btrfs_ublk.content import (
     make_index,
 )
 from btrfs_ublk.content.bulk import parse_bulk, parse_json
-from btrfs_ublk.content.digests import DEFAULT_UNIT_BYTES
+from btrfs_ublk.content.digests import DEFAULT_UNIT_BYTES, parse_unit
 from btrfs_ublk.content.index import DEFAULT_SPACING_BYTES
 from btrfs_ublk.device import device_map
 from btrfs_ublk.device.state import device_directories
@@ -382,7 +381,7 @@ def drain(
     "--unit",
     default=exact_size(DEFAULT_UNIT_BYTES),
     show_default=True,
-    type=SizeType(unit_size),
+    type=SizeType(parse_unit),
     help="What is fetched as a whole, 4K to 1M; the same for `map add --unit`.",
 )
 @click.option(

@@ -11,7 +11,8 @@ from typing import Any
 
 import click
 
-from btrfs_ublk.base.entry import NounGroup, PathType, SizeType, json_option, unit_size
+from btrfs_ublk.base.entry import NounGroup, PathType, SizeType, json_option
+from btrfs_ublk.content.digests import parse_unit
 from btrfs_ublk.errors import UsageError
 
 _WORDS = {True: "ok", False: "WRONG", None: "?"}
@@ -47,7 +48,7 @@ def command() -> None:
     "--unit",
     "slice_bytes",
     default="256K",
-    type=SizeType(unit_size),
+    type=SizeType(parse_unit),
     help="The unit of the sources, which slices shall have: a power of two from 4K to"
     " 1M.",
 )
@@ -142,7 +143,7 @@ def config(
     help="An object behind it, with the host of its origin.",
 )
 @click.option(
-    "--unit", default="256K", type=SizeType(unit_size), help="The unit of the sources."
+    "--unit", default="256K", type=SizeType(parse_unit), help="The unit of the sources."
 )
 @click.option(
     "--token-file",
