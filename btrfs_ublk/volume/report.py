@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -178,6 +178,7 @@ def _look(
         with suppress(BtrfsUblkError):
             if files:
                 cached = _cached_bytes(volume.name, volume.cache_of(definition))
+    present = _present(mount, files) if state == "up" else set()
     used_bytes = 0
     with suppress(FileNotFoundError):
         used_bytes = volume.sprout_image.stat().st_blocks * 512
@@ -204,7 +205,7 @@ def _look(
                 origin=describe_source(one.source),
                 offset=one.offset,
                 size_bytes=one.size_bytes,
-                present=_is_present(mount, one.path) if state == "up" else None,
+                present=one.path in present if state == "up" else None,
                 cached_bytes=(
                     min(cached[one.offset], one.size_bytes)
                     if one.size_bytes and one.offset in cached
@@ -235,12 +236,15 @@ def _cached_bytes(name: str, directory: Path) -> dict[int, int]:
     }
 
 
-def _is_present(mount: Path, path: str) -> bool:
-    try:
-        with resources.opened_directory(mount) as top:
-            return resources.exists_beneath(top, path)
-    except (OSError, UsageError):
-        return False
+def _present(mount: Path, paths: Iterable[str]) -> set[str]:
+    """Return those of the paths where the volume mounted there has a file."""
+    found = set()
+    with suppress(OSError), resources.opened_directory(mount) as top:
+        for path in paths:
+            with suppress(UsageError):
+                if resources.exists_beneath(top, path):
+                    found.add(path)
+    return found
 
 
 def _failing(
