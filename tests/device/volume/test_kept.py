@@ -194,7 +194,8 @@ def test_an_empty_object_is_an_empty_file(place: Place) -> None:
 def test_what_could_not_be_cloned_is_free_again(place: Place) -> None:
     content = place.content("one")
     too_long = VolumeFile.parse(f"{'n' * 256}={content}")
-    with kept_volume(NAME, place.definition("one"), base=place.base) as before:
+    with kept_volume(NAME, place.definition("one"), base=place.base):
+        before = show_volume(NAME, base=place.base)
         first = VolumeFile.parse(f"new/two={content}")
         failing = place.definition("one", files=(first, too_long))
         with pytest.raises(BtrfsUblkError, match="too long"):
