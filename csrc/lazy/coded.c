@@ -12,7 +12,6 @@
 #include "lazy/kept.h"
 #include "lazy/run.h"
 #include "lazy/selection.h"
-#include "lazy/store.h"
 
 enum {
 	/* Of ranges, compressed and decoded, all of a fetcher's; one always fits. */
@@ -26,6 +25,7 @@ struct coded_kind {
 	struct mirror_ops ops;
 	const struct mirror_ops *inner;
 	struct store *store;
+	const struct coded_reads *reads;
 };
 
 /* What a fetcher's coded runs share. */
@@ -288,7 +288,7 @@ static int select_parts(struct coded_run *coded, struct codec_part **parts, uint
 	for (uint32_t i = 0; i < units && !err; i++) {
 		const struct selection_unit *unit = &selection->units[first + i];
 
-		err = store_selected(
+		err = coded->kind->reads->selected(
 			coded->kind->store, source, first + i, (uint32_t)(unit->offset - end),
 			coded->data + (size_t)i * selection->unit_bytes, *parts + done);
 		done += unit->pieces;
@@ -310,9 +310,10 @@ static void decode(struct pool_job *job)
 	if (!coded->data)
 		coded->data = malloc(coded->length);
 	all.data = coded->data;
-	coded->err = coded->data ? store_window(coded->kind->store, source, coded->range.point,
-						window, &window_bytes) :
-				   -ENOMEM;
+	coded->err = coded->data ?
+			     coded->kind->reads->window(coded->kind->store, source,
+							coded->range.point, window, &window_bytes) :
+			     -ENOMEM;
 	if (!coded->err && source->selection)
 		coded->err = select_parts(coded, &selected, &count);
 	if (!coded->err)
@@ -518,7 +519,7 @@ static void coded_resume(struct run *run)
 	give(coded_of(run));
 }
 
-int coded_wrap(struct source *source, struct store *store)
+int coded_wrap(struct source *source, struct store *store, const struct coded_reads *reads)
 {
 	struct coded_kind *kinds = calloc(source->place_count, sizeof(*kinds));
 
@@ -533,6 +534,7 @@ int coded_wrap(struct source *source, struct store *store)
 		kinds[i].ops.resume = coded_resume;
 		kinds[i].inner = mirror->ops;
 		kinds[i].store = store;
+		kinds[i].reads = reads;
 		mirror->ops = &kinds[i].ops;
 	}
 	source->coded_kinds = kinds;

@@ -125,7 +125,9 @@ static void split(struct run *run, uint64_t now_ns)
 
 /* How long. */
 
-uint64_t attempt_deadline_ns(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns)
+/* When an attempt for that unit at that mirror should have ended. */
+static uint64_t attempt_deadline_ns(const struct unit *unit, const struct mirror *mirror,
+				    uint64_t now_ns)
 {
 	uint64_t last_ns = unit_last_deadline_ns(unit);
 	uint64_t left_ns, share_ns;

@@ -145,8 +145,6 @@ void run_is_demanded(struct unit *unit);
 void run_joined(struct unit *unit, uint64_t deadline_ns);
 /* To be called when nobody wants that unit of it any more. */
 void run_trim(struct run *run);
-/* When an attempt for that unit at that mirror should have ended. */
-uint64_t attempt_deadline_ns(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns);
 /* Has those go on that have waited for memory. */
 void runs_resume(struct core *core);
 /* The unit that arrives is whole, and has no part in it any more. */

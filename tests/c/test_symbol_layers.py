@@ -20,12 +20,6 @@ KNOWN_CIRCLES = {
         | {f"cache/{name}" for name in ("frequency", "limits", "lock", "object")}
         | {f"cache/{name}" for name in ("pending", "room", "state", "whole")}
     ),
-    # a store loads sources, whose coded runs ask it for windows and selections
-    frozenset(
-        {"coded"}
-        | {f"store/{name}" for name in ("digests", "indexes", "load", "parts")}
-        | {f"store/{name}" for name in ("pins", "selections", "slices", "store")}
-    ),
     # the process fails the runs that it has, and a run needs the process
     frozenset({"process/front", "process/inquiries", "process/life"}),
     # an exchange waits for a login, which may need an exchange for its token

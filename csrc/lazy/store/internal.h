@@ -93,8 +93,6 @@ void store_file_close(struct store *store);
  * failure.
  */
 int store_file_connect(const struct store *store, sqlite3 **db, struct error *error);
-/* Leaves out the device's number, which identities of files have in maps of earlier versions. */
-const char *store_identity_of(const char *text);
 /* Begins a transaction of the writer, after ending one that is left. Returns 0 or a negative errno. */
 int store_begin(struct store *store);
 /* Ends the writer's transaction. Returns 0, or a negative errno when nothing of it was written. */
@@ -102,6 +100,12 @@ int store_commit(struct store *store);
 void store_rollback(struct store *store);
 /* Tells whether the map has a table of that name: 1 or 0, or a negative errno. */
 int store_has_table(sqlite3 *db, const char *name);
+
+/*
+ * texts.c: leaves out the device's number, which identities of files have in maps of earlier
+ * versions.
+ */
+const char *store_identity_of(const char *text);
 
 /*
  * slices.c: writes a request in short transactions, all of which count or none. All but
