@@ -458,9 +458,10 @@ class Supervisor:
     # Replacing a server by a newer one
 
     def _choose_program(self) -> str:
-        if self._state.upgrade_error and self._state.program:
-            return self._state.program  # This is the last program that worked.
-        return self._spec.server or str(helper_path(SERVER))
+        state = self._state
+        failed = state.upgrade_error and state.generation == self._spec.generation
+        last_that_worked = state.program if failed else None
+        return last_that_worked or self._spec.server or str(helper_path(SERVER))
 
     def _upgrade(self, old: RunningServer) -> None:
         """Replace a server that runs by a new one."""

@@ -177,7 +177,7 @@ def test_killed_again_while_it_recovers(grown: Grown) -> None:
 def test_upgrade_under_reads(grown: Grown, sparse_path: Path) -> None:
     """One that fails has the program that served before serve on."""
     before = show_device("one").state
-    newer = shutil.copy(helper_path(SERVER), sparse_path / "newer-server")
+    newer = Path(shutil.copy(helper_path(SERVER), sparse_path / "newer-server"))
     done = device_command("upgrade", "one", "--server", newer)
     assert done.returncode == 0, done.stderr
     after = show_device("one").state
@@ -205,6 +205,11 @@ def test_upgrade_under_reads(grown: Grown, sparse_path: Path) -> None:
     state = wait_for("one", lambda state: state.status == "serving")
     assert state.server is not None and state.upgrades == 2
     assert os.readlink(f"/proc/{state.server.pid}/exe") == str(helper_path(SERVER))
+    # The next one is tried again.
+    upgrade_device("one", server=newer)
+    state = show_device("one").state
+    assert state.server is not None and state.upgrades == 3
+    assert os.readlink(f"/proc/{state.server.pid}/exe") == str(newer)
     kill_server("one")
     assert_survived(grown)
 
