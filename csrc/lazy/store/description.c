@@ -380,9 +380,11 @@ static int find_by_name(struct store *store, struct new_source *made, struct err
 int new_sources_find(struct store *store, struct new_source *sources, size_t count,
 		     struct error *error)
 {
-	int err = 0;
+	int err;
 
 	store_lock_after_pins(store);
+	/* NB: else it would find what did not come into the map. */
+	err = store_end_last(store);
 	for (size_t i = 0; i < count && !err; i++)
 		err = find_by_name(store, &sources[i], error);
 	pthread_mutex_unlock(&store->write_lock);

@@ -318,12 +318,16 @@ int store_has_table(sqlite3 *db, const char *name)
 	return sql_step(find);
 }
 
-int store_begin(struct store *store)
+int store_end_last(struct store *store)
 {
-	/* The last one is still there if memory was too short to end it. */
 	if (!sqlite3_get_autocommit(store->writer))
 		store_rollback(store);
-	return sql_run(store->writer, "BEGIN IMMEDIATE");
+	return sqlite3_get_autocommit(store->writer) ? 0 : -ENOMEM;
+}
+
+int store_begin(struct store *store)
+{
+	return store_end_last(store) ?: sql_run(store->writer, "BEGIN IMMEDIATE");
 }
 
 int store_commit(struct store *store)

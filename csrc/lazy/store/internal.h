@@ -93,7 +93,9 @@ void store_file_close(struct store *store);
  * failure.
  */
 int store_file_connect(const struct store *store, sqlite3 **db, struct error *error);
-/* Begins a transaction of the writer, after ending one that is left. Returns 0 or a negative errno. */
+/* Ends a transaction that is left, as memory was too short to roll it back. Returns 0 or -ENOMEM. */
+int store_end_last(struct store *store);
+/* Does that, and begins a transaction of the writer. Returns 0 or a negative errno. */
 int store_begin(struct store *store);
 /* Ends the writer's transaction. Returns 0, or a negative errno when nothing of it was written. */
 int store_commit(struct store *store);
