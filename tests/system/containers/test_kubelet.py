@@ -224,7 +224,7 @@ def test_static_pods_run_from_sealed_images(
         host.options += ["--credential-provider-bin-dir", providers.parent]
         stack.callback(place.take_down)
         if not is_containerd_2():
-            # As docs/how-to/kubernetes.md says it.
+            # As docs/how-to/containerd.md says it.
             there = host.work / "root/io.containerd.snapshotter.v1.btrfs-ublk"
             there.parent.mkdir()
             there.symlink_to(host.root)

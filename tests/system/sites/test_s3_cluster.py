@@ -21,7 +21,7 @@ PART, UNITS = 5 << 20, 32
 SIZE = UNITS * UNIT
 DATA = b"".join(hashlib.sha256(b"%d" % n).digest() * (UNIT // 32) for n in range(UNITS))
 KEY, OTHER = "parts", "others"
-#: What docs/how-to/registry-and-s3.md has for such stores.
+#: What docs/how-to/sources.md has for such stores.
 LONG_DEADLINE_S = 60
 
 
