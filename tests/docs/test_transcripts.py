@@ -23,7 +23,7 @@ from support.web_servers import NGINX
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Capability, Program
 
 _DOCUMENTS = sorted((PROJECT / "docs" / "how-to").glob("*.md"))
-#: Steps of this page that begin so are run on the machine itself, by a test of their own.
+#: Steps of this page that begin so have a test of their own, on the machine itself.
 _VM, _IN_A_VM = "without-ublk.md", "scripts/vm "
 _NEEDED: dict[str, tuple[Capability, ...]] = {
     "images.md": (REGISTRY, Program("skopeo", "skopeo"), Program("busybox", "busybox")),
