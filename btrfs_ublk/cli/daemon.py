@@ -26,5 +26,5 @@ def serve_command() -> None:
     """
     with deferred():
         # The daemon's program takes the place of this one.
-        from btrfs_ublk.device.supervision import become_daemon
+        from btrfs_ublk.supervision.client import become_daemon
     become_daemon()

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
         collect_devices,
         collect_half_made,
     )
-    from btrfs_ublk.device.daemon import allow_fork
     from btrfs_ublk.device.lifecycle import (
         DeviceOptions,
         add_device,
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
         recover_device,
         remove_device,
         serve_device,
+        supervised_device,
     )
     from btrfs_ublk.device.maps import device_map
     from btrfs_ublk.device.report import Device, list_devices, look_at, show_device
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         device_directories,
         device_directory,
     )
-    from btrfs_ublk.device.supervised import supervised_device
     from btrfs_ublk.device.upgrade import update_device, upgrade_device
+    from btrfs_ublk.supervision.client import allow_fork
 else:
     __getattr__ = exporter(__name__, __file__)

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from btrfs_ublk.base.helpers import SERVER
 from btrfs_ublk.base.signals import deferred
-from btrfs_ublk.device.keeper import reviving
 from btrfs_ublk.device.lifecycle import remove_locked
 from btrfs_ublk.device.locks import holder_of, lock_file, registry_locked
 from btrfs_ublk.device.report import is_alive, look_at, users_of
@@ -25,9 +24,9 @@ from btrfs_ublk.device.state import (
     half_made,
     name_of_half,
 )
-from btrfs_ublk.device.supervision import take_lock
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.users import links_of, pids
+from btrfs_ublk.supervision.client import take_lock
 
 _TOKENS_MAX_S = 86400.0
 
@@ -104,7 +103,7 @@ def _collect(
     try:
         with deferred():
             directory.check()
-            if reviving(directory.state()) is not None:
+            if directory.state().reviving is not None:
                 return None  # A keeper is about to start another supervisor.
             lock = take_lock(directory)
             if lock is None:

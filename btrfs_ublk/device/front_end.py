@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from btrfs_ublk.device.running import RunningServer
+from btrfs_ublk.base.process import RunningServer
 from btrfs_ublk.device.state import FrontEnd
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.server.control import Message

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from btrfs_ublk.base.log import log
-from btrfs_ublk.base.process import readable
+from btrfs_ublk.base.process import RunningServer, readable
 from btrfs_ublk.device.front_end import LostError
-from btrfs_ublk.device.running import RunningServer
 from btrfs_ublk.device.state import DeviceSpec, DeviceState, FrontEnd
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel import blockdev, loop

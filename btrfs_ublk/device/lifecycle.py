@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,13 +13,18 @@ from typing import TYPE_CHECKING
 from btrfs_ublk.base.helpers import SERVER, check_helper, helper_path
 from btrfs_ublk.base.log import log
 from btrfs_ublk.base.paths import OptionalPath
-from btrfs_ublk.base.process import ProcessIdentity, run
+from btrfs_ublk.base.process import (
+    ProcessIdentity,
+    RunningServer,
+    continue_process,
+    is_stopped,
+    run,
+)
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.base.undo import undoing
 from btrfs_ublk.device import control
 from btrfs_ublk.device.front_end import DeviceFrontEnd
 from btrfs_ublk.device.front_ends import front_end_of
-from btrfs_ublk.device.keeper import end_keepers
 from btrfs_ublk.device.locks import Lock, holder_of, lock_file, registry_locked
 from btrfs_ublk.device.report import (
     ANSWER_TIMEOUT_S,
@@ -28,7 +33,6 @@ from btrfs_ublk.device.report import (
     look_at,
     users_of,
 )
-from btrfs_ublk.device.running import RunningServer, continue_process, is_stopped
 from btrfs_ublk.device.state import (
     DEFAULT_HANG_TIMEOUT_S,
     DEFAULT_TIMEOUT_S,
@@ -42,17 +46,18 @@ from btrfs_ublk.device.state import (
     devices_directory,
     half_path,
 )
-from btrfs_ublk.device.supervision import (
-    detach_supervisor,
-    start_supervisor,
-    take_lock,
-    wait_for_state,
-    wait_until_serving,
-)
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
 from btrfs_ublk.server.control import ControlError, InUseError
 from btrfs_ublk.server.front_ends import choose_front_end
 from btrfs_ublk.server.names import FrontEndName
+from btrfs_ublk.supervision.client import (
+    detach_supervisor,
+    have_daemon_supervise,
+    take_lock,
+    wait_for_state,
+    wait_until_serving,
+)
+from btrfs_ublk.supervision.keeper import end_keepers
 
 if TYPE_CHECKING:
     from btrfs_ublk.server.description import Description
@@ -108,7 +113,9 @@ def add_device(
             directory, lock = _make(spec, description)
             on_failure.push(undoing(lambda: _undo(directory)))
             with lock:
-                supervisor = start_supervisor(directory, lock, spec.python)
+                supervisor = have_daemon_supervise(
+                    directory.path, lock.fileno(), spec.python
+                )
         try:
             wait_until_serving(
                 directory, supervisor, timeout_s=timeout_s, is_to_stay=False
@@ -268,7 +275,7 @@ def _supervise_on(directory: DeviceDirectory, lock: Lock, spec: DeviceSpec) -> N
     """Supervise a device again whose server still runs, because somebody mounted it
     meanwhile, say, or /run is full."""
     if is_alive(directory.state().server):
-        start_supervisor(directory, lock, spec.python)
+        have_daemon_supervise(directory.path, lock.fileno(), spec.python)
 
 
 def remove_locked(directory: DeviceDirectory, *, timeout_s: float) -> None:
@@ -376,7 +383,9 @@ def recover_device(name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[s
     lock = _lock_or_supervisor(directory, timeout_s=timeout_s)
     if isinstance(lock, Lock):
         with lock:
-            supervisor = start_supervisor(directory, lock, spec.python)
+            supervisor = have_daemon_supervise(
+                directory.path, lock.fileno(), spec.python
+            )
         done.append(f"started supervisor {supervisor.pid}")
     else:
         if lock != before.supervisor:
@@ -424,7 +433,7 @@ def serve_device(
     """
     with deferred():
         # Other commands have the daemon supervise. NB: nothing is made yet.
-        from btrfs_ublk.device.supervise import supervise
+        from btrfs_ublk.supervision.supervisor import supervise
     directory = device_directory(name)
     if os.path.lexists(directory.path):
         directory.check()
@@ -482,3 +491,25 @@ def _is_growth(before: Description, after: Description) -> bool:
         before.check_growth(after)
         return True
     return False
+
+
+@contextmanager
+def supervised_device(
+    description: Description,
+    options: DeviceOptions = DEFAULT_OPTIONS,
+    *,
+    name: str | None = None,
+) -> Iterator[Device]:
+    """Call add_device(), and remove the device when the block is left.
+
+    ``device.path`` is what sprout() takes. ``name`` is random by default. NB: unlike
+    BlockServer, it stays when this process is killed: see ``btrfs-ublk device list``.
+    """
+    name = name or f"anonymous-{os.urandom(4).hex()}"
+    is_there: list[bool] = []
+    try:
+        yield add_device(name, description, options, made=lambda: is_there.append(True))
+    finally:
+        if is_there:
+            with deferred():
+                remove_device(name)

@@ -10,7 +10,6 @@ from typing import Any, Literal
 from btrfs_ublk.base.process import ProcessIdentity
 from btrfs_ublk.device import control
 from btrfs_ublk.device.front_ends import front_end_of
-from btrfs_ublk.device.keeper import reviving
 from btrfs_ublk.device.locks import is_locked
 from btrfs_ublk.device.state import (
     DeviceDirectory,
@@ -150,7 +149,7 @@ def _health(
         if state.status == "serving" and not server:
             return "recovering", "its server has just ended"
         return state.status, state.reason
-    keeper = reviving(state)
+    keeper = state.reviving
     if keeper is not None:
         pid = keeper.process.pid
         what = "its supervisor has" if server else "its supervisor and server have"

@@ -183,6 +183,16 @@ class DeviceState:
     since_s: float = 0.0
     ready: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def reviving(self) -> KeeperRecord | None:
+        """The keeper that starts another supervisor when that has died, if any."""
+        if self.supervisor is None:
+            return None  # The supervisor has ended on purpose.
+        for record in self.keepers:
+            if record.revives and record.process.is_alive():
+                return record
+        return None
+
     def but(self, **changes: Any) -> DeviceState:
         """Return a copy with some fields changed."""
         return replace(self, **changes)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from btrfs_ublk.base.helpers import SERVER, helper_path
-from btrfs_ublk.base.process import run
-from btrfs_ublk.device.running import RunningServer
+from btrfs_ublk.base.process import RunningServer, run
 from btrfs_ublk.device.state import DeviceSpec, DeviceState, FrontEnd
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
 from btrfs_ublk.kernel import blockdev

@@ -27,11 +27,11 @@ from btrfs_ublk.device.state import (
     DeviceState,
     device_directory,
 )
-from btrfs_ublk.device.supervision import have_replaced, wait_for_state
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
 from btrfs_ublk.kernel import blockdev
 from btrfs_ublk.server.description import Description
 from btrfs_ublk.server.features import kernel_features
+from btrfs_ublk.supervision.client import have_replaced, wait_for_state
 
 _CHECK_TIMEOUT_S = 30.0
 

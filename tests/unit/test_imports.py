@@ -54,15 +54,15 @@ UNUSED = {
 @pytest.mark.parametrize(
     ("module", "unused"),
     [
-        ("btrfs_ublk.volume.up", UNUSED | {"btrfs_ublk.device.supervisor"}),
+        ("btrfs_ublk.volume.up", UNUSED | {"btrfs_ublk.supervision.supervisor"}),
         (
             "btrfs_ublk.volume.down",
             UNUSED
-            | {"btrfs_ublk.base.capabilities", "btrfs_ublk.device.supervisor"}
+            | {"btrfs_ublk.base.capabilities", "btrfs_ublk.supervision.supervisor"}
             | {"btrfs_ublk.server.description", "btrfs_ublk.volume.make", "tempfile"},
         ),
         (
-            "btrfs_ublk.daemon.process",
+            "btrfs_ublk.supervision.daemon",
             UNUSED | {"btrfs_ublk.base.capabilities", "btrfs_ublk.server.description"},
         ),
     ],

@@ -19,7 +19,8 @@ LAYERS = [
     {"kernel"},
     {"physmap", "content"},
     {"server"},
-    {"device"},
+    # What commands do with devices asks supervision, which is made of the rest.
+    {"device", "supervision"},
     {"daemon"},
     {"seed"},
     {"image"},

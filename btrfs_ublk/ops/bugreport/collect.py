@@ -15,11 +15,11 @@ import psutil
 from btrfs_ublk.base.gc import collect as collect_garbage
 from btrfs_ublk.base.process import run
 from btrfs_ublk.device import device_map, list_devices, show_device
-from btrfs_ublk.device.daemon import DaemonDirectory
 from btrfs_ublk.device.state import device_directory
 from btrfs_ublk.ops.doctor import diagnose
 from btrfs_ublk.ops.versions import find_versions
 from btrfs_ublk.server.features import kernel_features
+from btrfs_ublk.supervision.client import DaemonDirectory
 from btrfs_ublk.volume.report import list_volumes
 
 #: Text, or what JSON can hold.

@@ -39,16 +39,16 @@ from btrfs_ublk.device import (
     update_device,
     upgrade_device,
 )
-from btrfs_ublk.device.daemon import (
+from btrfs_ublk.device.state import device_directory
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.kernel.uevents import wait_until
+from btrfs_ublk.server import Description, FrontEndName, PatternSegment
+from btrfs_ublk.supervision.client import (
     DaemonDirectory,
     NoDaemon,
     ask_daemon,
     daemon_command,
 )
-from btrfs_ublk.device.state import device_directory
-from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.kernel.uevents import wait_until
-from btrfs_ublk.server import Description, FrontEndName, PatternSegment
 from btrfs_ublk.units import MIB
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("no_devices")]

@@ -17,8 +17,14 @@ from pathlib import Path
 import pytest
 
 from btrfs_ublk.base.ledger import Entry
-from btrfs_ublk.base.process import Child, ProcessIdentity, launch, run, spawn
-from btrfs_ublk.device.running import RunningServer
+from btrfs_ublk.base.process import (
+    Child,
+    ProcessIdentity,
+    RunningServer,
+    launch,
+    run,
+    spawn,
+)
 from btrfs_ublk.errors import CommandError
 from btrfs_ublk.kernel.uevents import wait_until
 from btrfs_ublk.server.front_end import end_server

@@ -15,13 +15,12 @@ from typing import Any
 
 import pytest
 
-from btrfs_ublk.base.process import ProcessIdentity
+from btrfs_ublk.base.process import ProcessIdentity, RunningServer
 from btrfs_ublk.base.signals import Interrupted, interruptible
-from btrfs_ublk.device import lifecycle, supervision
+from btrfs_ublk.device import lifecycle
 from btrfs_ublk.device.front_ends import front_end_of
 from btrfs_ublk.device.locks import Lock, holder_of, is_locked, lock_file
 from btrfs_ublk.device.logbook import Logbook
-from btrfs_ublk.device.running import RunningServer
 from btrfs_ublk.device.state import (
     RUN_VARIABLE,
     DeviceDirectory,
@@ -41,6 +40,7 @@ from btrfs_ublk.server.description import (
     LazySegment,
     ZeroSegment,
 )
+from btrfs_ublk.supervision import client
 from btrfs_ublk.volume.store import VOLUMES_VARIABLE
 
 SPEC = DeviceSpec(name="one", tag="0123456789abcdef", front_end="fuse", size_bytes=4096)
@@ -215,9 +215,9 @@ def test_a_supervisor_that_hangs_in_the_kernel(
         def wait(self, timeout_s: float) -> bool:
             return False
 
-    monkeypatch.setattr(supervision, "RunningServer", Hanging)
+    monkeypatch.setattr(client, "RunningServer", Hanging)
     with pytest.raises(LeftoverError, match="was killed, but hangs in the kernel"):
-        supervision.detach_supervisor(supervised, timeout_s=60)
+        client.detach_supervisor(supervised, timeout_s=60)
 
 
 def test_a_signal_as_a_device_is_made(
@@ -251,9 +251,9 @@ def test_one_supervisor_after_the_other(
         ended.append(supervisor)
         assert len(ended) < 20, "there is no deadline"
 
-    monkeypatch.setattr(supervision, "end_supervisor", end)
+    monkeypatch.setattr(client, "end_supervisor", end)
     with pytest.raises(BtrfsUblkError, match="another command works on device one"):
-        supervision.detach_supervisor(supervised, timeout_s=0.3)
+        client.detach_supervisor(supervised, timeout_s=0.3)
     assert ended
 
 
@@ -274,7 +274,7 @@ def test_a_program_that_starts_no_supervisor(
     python.chmod(0o755)
     with lock_file(one.lock) or pytest.fail("locked") as lock:
         with pytest.raises(BtrfsUblkError, match=said) as error:
-            supervision.start_supervisor(one, lock, str(python))
+            client.have_daemon_supervise(one.path, lock.fileno(), str(python))
     assert f"{python} -P -m btrfs_ublk.daemon --check" in (error.value.hint or "")
 
 
@@ -291,7 +291,7 @@ def test_a_supervisor_that_ends_as_it_is_looked_at(
 
     monkeypatch.setattr(ProcessIdentity, "is_alive", ended)
     with pytest.raises(UsageError, match="device one: bad data"):
-        supervision.wait_until_serving(one, ProcessIdentity.of_self(), timeout_s=5)
+        client.wait_until_serving(one, ProcessIdentity.of_self(), timeout_s=5)
 
 
 def test_the_log_stays_small(tmp_path: Path) -> None:

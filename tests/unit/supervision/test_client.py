@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from btrfs_ublk.base.process import ProcessIdentity
-from btrfs_ublk.device.daemon import DaemonDirectory, have_daemon_supervise
+from btrfs_ublk.supervision.client import DaemonDirectory, have_daemon_supervise
 
 
 def test_a_daemon_that_dies_before_it_replies_leaves_systemd_its_socket(

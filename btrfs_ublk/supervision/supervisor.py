@@ -8,29 +8,32 @@ It waits only in poll(2). Once there is a device, it reads no file that may be o
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from btrfs_ublk.base.helpers import SERVER, helper_path
 from btrfs_ublk.base.hosts import via_option
 from btrfs_ublk.base.log import log
-from btrfs_ublk.base.process import ProcessIdentity, launch
+from btrfs_ublk.base.process import ProcessIdentity, RunningServer, launch
 from btrfs_ublk.device import control
-from btrfs_ublk.device.endurance import pin_program_of
+from btrfs_ublk.device.endurance import pin_program_of, stay_in_memory
 from btrfs_ublk.device.front_end import LostError
 from btrfs_ublk.device.front_ends import front_end_of
-from btrfs_ublk.device.keeping import RETRY_S, Keeping
-from btrfs_ublk.device.locks import holder_of, lock_file
+from btrfs_ublk.device.locks import Lock, holder_of, lock_file
 from btrfs_ublk.device.logbook import Logbook
 from btrfs_ublk.device.notify import StoredFds, notify
-from btrfs_ublk.device.requests import Detach, Requests
-from btrfs_ublk.device.running import RunningServer
+from btrfs_ublk.device.requests import Detach, Replace, Requests, requests_by_signals
 from btrfs_ublk.device.state import DeviceDirectory, Status
 from btrfs_ublk.errors import BtrfsUblkError, error_of_status
 from btrfs_ublk.server.control import ControlError, Message
+from btrfs_ublk.supervision.keeper import RETRY_S, Keeping, kept_fds
 
 READY_TIMEOUT_S = 30.0
 #: A server that takes over a device first waits until the driver notices that the last
@@ -47,6 +50,7 @@ _FREE_FAILURES = 5
 _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 30.0
 _FOREVER_S = 1e6
+_FOREGROUND = "--foreground"
 #: The stack of a thread that only waits; all of it is locked into memory.
 _STACK_BYTES = 256 << 10
 
@@ -101,7 +105,7 @@ class Supervisor:
 
     def close(self) -> None:
         """Let another supervisor continue, here or in a new process."""
-        self._keeping.close()
+        self._keeping.forget()
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -524,3 +528,81 @@ class Supervisor:
         while (remaining_s := deadline_s - time.monotonic()) > 0:
             self._asked.wait([], timeout_s=remaining_s)
         self._asked.check()
+
+
+def supervise(
+    directory: DeviceDirectory, lock: Lock, *, inherited: Sequence[int] = ()
+) -> int:
+    """Supervise one device in this process, for service managers of others, until TERM
+    or INT, which leave the server running; return an exit status. Messages go to stderr
+    as well as to the device's log.
+
+    ``lock`` is the directory's. ``inherited`` are descriptors that another program in
+    our place kept open."""
+    logbook = Logbook(directory.log)
+    log.handlers[:] = [
+        logbook.handler(),
+        *(log.handlers or [logging.StreamHandler()]),
+    ]
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    stay_in_memory()
+    with requests_by_signals() as asked:
+        while True:
+            try:
+                inherited = inherited or kept_fds(directory.state().keepers)
+                supervisor = Supervisor(directory, asked, logbook, inherited=inherited)
+                supervisor.begin()
+                try:
+                    return supervisor.run()
+                except Replace:
+                    inherited = supervisor.keep_open_fds
+                    _replace_program(directory, lock, supervisor)
+            except BtrfsUblkError as error:
+                log.error("%s", error)
+                return error.exit_status
+            except Exception:
+                # NB: nothing else reports it: the server runs on unsupervised.
+                log.exception("the supervisor failed")
+                return 1
+
+
+def _replace_program(
+    directory: DeviceDirectory, lock: Lock, supervisor: Supervisor
+) -> None:
+    """Execute the interpreter and package that the device is to have now. The process
+    stays the same, for systemd and for the lock. Returns when it is not possible."""
+    inherited = supervisor.keep_open_fds
+    # The keeper takes us for dead when its pipe is closed.
+    kept = [lock.fileno(), *inherited, *supervisor.keeper_fds]
+    try:
+        python = directory.spec().python
+        log.info("replaced by %s", python)
+        for fd in kept:
+            os.set_inheritable(fd, True)
+        os.execv(
+            python,
+            [
+                # NB: without -P, Python would import from the current directory. -W:
+                # it would warn of a module that its package has already imported.
+                *(python, "-P", "-W", "ignore::RuntimeWarning:runpy"),
+                *("-m", "btrfs_ublk.device.supervise", _FOREGROUND),
+                *(str(directory.path), str(lock.fileno())),
+                *([",".join(map(str, inherited))] if inherited else []),
+            ],
+        )
+    except (OSError, BtrfsUblkError) as error:
+        log.error("cannot be replaced by another program: %s", error)
+        for fd in kept:
+            os.set_inheritable(fd, False)
+
+
+def main() -> int:
+    """Continue in the place of another program, which has replaced itself:
+    python -m btrfs_ublk.device.supervise --foreground DIRECTORY LOCK-FD [FD,…]"""
+    path, lock_fd, *more = (word for word in sys.argv[1:] if word != _FOREGROUND)
+    inherited = [int(word) for word in more[0].split(",")] if more else []
+    lock = Lock(int(lock_fd))
+    for fd in (lock.fileno(), *inherited):
+        os.set_inheritable(fd, False)
+    return supervise(DeviceDirectory(Path(path)), lock, inherited=inherited)

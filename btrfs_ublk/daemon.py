@@ -2,7 +2,7 @@
 
 import sys
 
-from btrfs_ublk.daemon.process import main
+from btrfs_ublk.supervision.daemon import main
 
 if __name__ == "__main__":
     sys.exit(main())

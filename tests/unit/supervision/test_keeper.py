@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from support.devices import TIMEOUT_S, kill
 
-from btrfs_ublk.device.keeping import Keeping
 from btrfs_ublk.device.state import DeviceDirectory, KeeperRecord
 from btrfs_ublk.kernel.uevents import wait_until
+from btrfs_ublk.supervision.keeper import Keeping
 
 
 def test_one_that_dies_young_is_replaced_at_once(tmp_path: Path) -> None:
@@ -41,7 +41,9 @@ def test_one_that_cannot_be_started_delays_no_later_one(
     try:
         keeping.keep(fds[:1])
         with monkeypatch.context() as patch:
-            patch.setattr("btrfs_ublk.device.keeper.helper_path", lambda _: "/none")
+            patch.setattr(
+                "btrfs_ublk.supervision.keeper.helper_path", lambda _: "/none"
+            )
             keeping.keep(fds)
         keeping.keep(fds)
         assert keeping.keeper is not None and keeping.keeper.record.fds == fds

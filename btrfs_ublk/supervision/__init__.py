@@ -1,0 +1,1 @@
+"""Supervise devices: the host's daemon, its supervisors and keepers, and who asks."""
