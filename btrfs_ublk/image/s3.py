@@ -18,9 +18,8 @@ from btrfs_ublk.content.s3 import s3_keys
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import MAX_DOCUMENT_BYTES, Descriptor, InvalidImageError
-from btrfs_ublk.image.files import Files, Found
 from btrfs_ublk.image.reference import Reference
-from btrfs_ublk.image.repository import COPY_BYTES, Progress
+from btrfs_ublk.image.repository import COPY_BYTES, Files, Found, Progress
 
 try:
     # They have no types: their classes are made when they run.

@@ -26,11 +26,12 @@ from btrfs_ublk.image.documents import (
     parse_document,
     to_bytes,
 )
-from btrfs_ublk.image.files import Files, Found
 from btrfs_ublk.image.layout import INDEX_NAME, MARK, MARK_TEXT, blob_name
 from btrfs_ublk.image.reference import Reference, check_tag
 from btrfs_ublk.image.repository import (
     Document,
+    Files,
+    Found,
     Progress,
     Repository,
     bounded,
