@@ -479,7 +479,8 @@ def index(file: Path, codec: str, spacing: int, output: Path, as_json: bool) -> 
 def _check_range(start: int | None, end: int | None) -> None:
     if start is not None and end is not None and start > end:
         raise UsageError(
-            f"--start {start} is beyond --end {end}", hint="exchange the two"
+            f"--start {exact_size(start)} is beyond --end {exact_size(end)}",
+            hint="exchange the two",
         )
 
 
