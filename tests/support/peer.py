@@ -194,12 +194,16 @@ class Peer(ABC):
         (self.port,) = free_ports(1)
         self.start_again()
 
-    def command(self) -> Command:
-        names = {
+    def names(self) -> dict[str, object]:
+        """What ``words`` and ``configuration`` may have in braces."""
+        return {
             "program": self.package.program(),
             "configuration": self.root / "configuration",
             **{"port": self.port, "root": self.root, "files": self.files},
         }
+
+    def command(self) -> Command:
+        names = self.names()
         text = self.configuration.format_map(names)
         (self.root / "configuration").write_text(text)
         return [word.format_map(names) for word in self.words]

@@ -75,6 +75,32 @@ class _SeaweedFS(Store):
         remove_sockets(dict(zip(PARTS, self._ports[1::2], strict=True)))
 
 
+class _Cache(Web):
+    """It serves what nginx has, which listens at ``{origin}``."""
+
+    def install(self) -> str | None:
+        return self.package.install() or PEERS["nginx"].install()
+
+    def start(self, root: Path) -> None:
+        (root / "files").mkdir()
+        (root / "origin").mkdir()
+        (root / "origin" / "files").symlink_to(root / "files")
+        super().start(root)
+
+    def start_again(self) -> None:
+        PEERS["nginx"].start(self.root / "origin")
+        super().start_again()
+
+    def names(self) -> dict[str, object]:
+        return super().names() | {"origin": PEERS["nginx"].port}
+
+    def stop(self) -> None:
+        super().stop()
+        PEERS["nginx"].stop()
+
+
+_TORNADO = Pypi("tornado", "6.6.1", "tornado/web.py")
+_CHERRYPY = Pypi("cherrypy", "18.10.0", "cherrypy/__init__.py")
 _TWISTED = Pypi("twisted", "26.10.0", "bin/twist")
 #: Python's own knows no ranges.
 _WHOLE = "answers with the whole object"
@@ -109,6 +135,19 @@ ErrorLog /dev/stderr
             *("--listen", "127.0.0.1:{port}", "--root", "{files}"),
         ),
     ),
+    "cherrypy": Web(
+        name="CherryPy",
+        package=_CHERRYPY,
+        words=(sys.executable, "{configuration}", "{port}", "{files}"),
+        configuration="""
+import sys
+import cherrypy
+cherrypy.config.update({{"server.socket_port": int(sys.argv[1])}})
+static = {{"tools.staticdir.on": True, "tools.staticdir.dir": sys.argv[2]}}
+cherrypy.quickstart(None, "/", {{"/": static}})
+""",
+        environment={"PYTHONPATH": str(_CHERRYPY.root)},
+    ),
     "crane": Registry(
         name="crane registry serve",
         package=Go(
@@ -139,6 +178,26 @@ const express = require(process.argv[2]);
 express().use(express.static(process.argv[4])).listen(process.argv[3], "127.0.0.1");
 """,
     ),
+    "gofakes3": Store(
+        name="GoFakeS3",
+        package=Go(
+            "github.com/johannesboyne/gofakes3/cmd/gofakes3", "1.2.0", "gofakes3"
+        ),
+        words=(
+            *("{program}", "-host", "127.0.0.1:{port}"),
+            *("-backend", "fs", "-fs.path", "{files}", "-fs.create"),
+        ),
+    ),
+    "h2o": Web(
+        name="H2O",
+        package=Debian("h2o", "/usr/bin/h2o"),
+        words=("{program}", "-c", "{configuration}"),
+        configuration="""
+user: root
+listen: {{host: 127.0.0.1, port: {port}}}
+hosts: {{default: {{paths: {{/: {{file.dir: "{root}/files"}}}}}}}}
+""",
+    ),
     "http_server": Web(
         name="http-server",
         package=Npm("http-server", "14.1.1", "node_modules/.bin/http-server"),
@@ -155,6 +214,16 @@ server.bind = "127.0.0.1"
 server.port = {port}
 server.document-root = "{root}/files"
 """,
+    ),
+    "local_web_server": Web(
+        name="local-web-server",
+        package=Npm("local-web-server", "5.4.0", "node_modules/.bin/ws"),
+        words=(
+            *("{program}", "--hostname", "127.0.0.1", "--port", "{port}"),
+            *("--directory", "{files}"),
+        ),
+        otherwise={"empty": "cannot ask for the size: .*: ends before all was sent"},
+        notes="koa-range says that an empty object has a byte",
     ),
     "nginx": Web(
         name="nginx",
@@ -257,6 +326,40 @@ new (require(package))({{ address: "127.0.0.1", port, directory }}).run();
             *("--host", "127.0.0.1", "--port", "{port}"),
         ),
     ),
+    "squid": _Cache(
+        name="Squid, in front of nginx",
+        package=Debian("squid", "/usr/sbin/squid"),
+        words=("{program}", "-N", "-f", "{configuration}"),
+        configuration="""
+http_port 127.0.0.1:{port} accel defaultsite=localhost
+cache_peer 127.0.0.1 parent {origin} 0 no-query originserver
+http_access allow all
+pid_filename {root}/pid
+access_log none
+cache_log /dev/null
+netdb_filename none
+pinger_enable off
+memory_cache_shared off
+shutdown_lifetime 0 seconds
+""",
+    ),
+    "tornado": Web(
+        name="Tornado",
+        package=_TORNADO,
+        words=(sys.executable, "{configuration}", "{port}", "{files}"),
+        configuration="""
+import asyncio, sys
+from tornado.web import Application, StaticFileHandler
+async def main():
+    files = ("/(.*)", StaticFileHandler, {{"path": sys.argv[2]}})
+    Application([files]).listen(int(sys.argv[1]), "127.0.0.1")
+    await asyncio.Event().wait()
+asyncio.run(main())
+""",
+        environment={"PYTHONPATH": str(_TORNADO.root)},
+        otherwise={"replaced": "the new bytes, beside the old ones"},
+        notes="it keeps an ETag while it runs, but for `static_hash_cache=False`",
+    ),
     "twisted": Web(
         name="Twisted Web",
         package=_TWISTED,
@@ -265,6 +368,18 @@ new (require(package))({{ address: "127.0.0.1", port, directory }}).run();
             *("--listen=tcp:{port}:interface=127.0.0.1", "--path={files}"),
         ),
         environment={"PYTHONPATH": str(_TWISTED.root)},
+    ),
+    "varnish": _Cache(
+        name="Varnish, in front of nginx",
+        package=Debian("varnish", "/usr/sbin/varnishd"),
+        words=(
+            *("{program}", "-F", "-f", "{configuration}", "-n", "{root}/varnish"),
+            *("-a", "127.0.0.1:{port}", "-s", "malloc,64m", "-j", "none"),
+        ),
+        configuration="""
+vcl 4.1;
+backend default {{ .host = "127.0.0.1"; .port = "{origin}"; }}
+""",
     ),
     "versitygw": Store(
         name="versitygw",
@@ -294,6 +409,19 @@ require "webrick"
 WEBrick::HTTPServer.new(
   BindAddress: "127.0.0.1", Port: ARGV[0].to_i, DocumentRoot: ARGV[1]
 ).start
+""",
+    ),
+    "yaws": Web(
+        name="Yaws",
+        package=Debian("yaws", "/usr/bin/yaws"),
+        words=("{program}", "-i", "--conf", "{configuration}", "--erlarg", "-noinput"),
+        configuration="""
+logdir = {root}
+<server localhost>
+    port = {port}
+    listen = 127.0.0.1
+    docroot = {root}/files
+</server>
 """,
     ),
 }
