@@ -99,8 +99,9 @@ class _Cache(Web):
         PEERS["nginx"].stop()
 
 
-_TORNADO = Pypi("tornado", "6.6.1", "tornado/web.py")
 _CHERRYPY = Pypi("cherrypy", "18.10.0", "cherrypy/__init__.py")
+_SANIC = Pypi("sanic", "25.12.1", "sanic/__init__.py")
+_TORNADO = Pypi("tornado", "6.6.1", "tornado/web.py")
 _TWISTED = Pypi("twisted", "26.10.0", "bin/twist")
 #: Python's own knows no ranges.
 _WHOLE = "answers with the whole object"
@@ -196,6 +197,19 @@ express().use(express.static(process.argv[4])).listen(process.argv[3], "127.0.0.
 user: root
 listen: {{host: 127.0.0.1, port: {port}}}
 hosts: {{default: {{paths: {{/: {{file.dir: "{root}/files"}}}}}}}}
+""",
+    ),
+    "hono": Web(
+        name="Hono",
+        package=Npm("@hono/node-server", "2.1.9", "node_modules/@hono/node-server"),
+        words=("node", "{configuration}", "{program}", "{port}", "{files}"),
+        configuration="""
+const [, , program, port, root] = process.argv;
+const require_there = require("module").createRequire(program + "/");
+const {{ Hono }} = require_there("hono");
+const {{ serveStatic }} = require_there("@hono/node-server/serve-static");
+const app = new Hono().use("/*", serveStatic({{ root }}));
+require(program).serve({{ fetch: app.fetch, port, hostname: "127.0.0.1" }});
 """,
     ),
     "http_server": Web(
@@ -305,6 +319,19 @@ const [, , package, port, directory, key, secret] = process.argv;
 require(package + "/lib/models/account").DUMMY_ACCOUNT.createKeyPair(key, secret);
 new (require(package))({{ address: "127.0.0.1", port, directory }}).run();
 """,
+    ),
+    "sanic": Web(
+        name="Sanic",
+        package=_SANIC,
+        words=(sys.executable, "{configuration}", "{port}", "{files}"),
+        configuration="""
+import sys
+from sanic import Sanic
+app = Sanic("peer")
+app.static("/", sys.argv[2], use_content_range=True)
+app.run("127.0.0.1", int(sys.argv[1]), single_process=True)
+""",
+        environment={"PYTHONPATH": str(_SANIC.root)},
     ),
     "seaweedfs": _SeaweedFS(
         name="SeaweedFS", package=_Weed(), environment={"GOMEMLIMIT": "512MiB"}
