@@ -94,14 +94,14 @@ def lanes(mode: str, *, lint: bool, no_vm: str, ublk: bool) -> list[list[Part]]:
     """
     gate = "" if mode == "all" else " and not thorough"
     argv = ("./apply-lint.sh", "--check", *(["--no-analyzer"] if mode != "all" else []))
-    checks = [Part("lint", 120, argv=argv)] if lint else []
+    checks = [Part("lint", 150, argv=argv)] if lint else []
     plain = Part(
-        *("without devices", 480, f"not device and {_BESIDE}{gate}", 4, True),
+        *("without devices", 480, f"not device and {_BESIDE}{gate}", 2, True),
         folders=("unit", "c", *_BOTH),
     )
     here = f"(device or ublk) and {_BESIDE if not ublk else _BESIDE_UBLK}{gate}"
     folders = ("device", *_SNAPSHOTTER, "system/peers")
-    devices = Part("devices", 540, here, 4, folders=folders)
+    devices = Part("devices", 540, here, 3, folders=folders)
     vm = Part("ublk, Linux latest", 480, "ublk and gate_ublk", kernel="latest")
     machines = [vm]
     if mode == "quick":
