@@ -305,13 +305,17 @@ static void take_answer(const struct object_inquiry *object)
 	}
 }
 
-/* A range of nothing may be refused without a word of the size. */
+/*
+ * A range of nothing may be refused without a word of the size. NB: koa-range announces its first
+ * byte (206), and sends none.
+ */
 static bool has_no_first_byte(const struct object_inquiry *object)
 {
 	const struct exchange *exchange = &object->exchange;
 	unsigned status = exchange->response.status;
 
-	return exchange->result && !object->inquiry->name && (status == 416 || status == 400) &&
+	return exchange->result && exchange->result != -ECANCELED && !object->inquiry->name &&
+	       (status == 416 || status == 400 || status == 206) &&
 	       exchange->response.range_total == RESPONSE_UNKNOWN;
 }
 

@@ -182,6 +182,9 @@ _EMPTY = {
     "S3Mock": response("206 P\nContent-Range: bytes 0--1/0"),
     # It announces a byte, and sends none.
     "s3rver": response("206 P\nContent-Range: bytes 0-0/0", length=1),
+    # So does this one, and does not say that there are none.
+    "koa-range": b"HTTP/1.1 206 P\r\nContent-Range: bytes 0-0/*\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "webfs": response("400 Bad Request", b"<html>"),
     "versitygw": response("416 No", b"<Error><Code>InvalidRange</Code></Error>"),
 }
@@ -200,12 +203,19 @@ def test_an_empty_object_has_no_bytes(
             assert mirror.probe() == {"result": 0, "size": 0, "identity": None}
 
 
-@pytest.mark.parametrize("name", ["webfs", "versitygw"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("koa-range", "ends before all was sent"),
+        ("webfs", "400"),
+        ("versitygw", "ends before byte 1"),
+    ],
+)
 @pytest.mark.parametrize(
     "all_of_it", [response("200 OK", b"x" * 400_000), response("403 No"), b""]
 )
 def test_a_range_that_is_refused_is_no_empty_object(
-    sanitized_build: Path, tmp_path: Path, name: str, all_of_it: bytes
+    sanitized_build: Path, tmp_path: Path, name: str, text: str, all_of_it: bytes
 ) -> None:
     refused = _EMPTY[name]
     with scripted_server(
@@ -215,4 +225,4 @@ def test_a_range_that_is_refused_is_no_empty_object(
         with mirror_shell(sanitized_build, tmp_path, keys, size=SIZE) as mirror:
             said = mirror.probe()
     assert said["result"] < 0
-    assert ("400" if name == "webfs" else "ends before byte 1") in said["text"]
+    assert text in said["text"]
