@@ -30,7 +30,7 @@ packages_of_part() { # build|demo|bench|test|package|vm|arm64|arm64-root
         echo clang "$(libfuzzer_package)" clang-format clang-tidy shellcheck systemd nginx skopeo \
             chromium fonts-dejavu-core groff-base mandoc zsh fish zstd xz-utils \
             containerd runc podman conmon busybox-static strace \
-            apache2-bin h2o lighttpd ruby ruby-webrick squid varnish webfs yaws
+            apache2-bin h2o lighttpd ruby ruby-webrick squid varnish webfs
         ;;
     package) echo mmdebstrap ;;
     vm)
@@ -172,7 +172,7 @@ apt_without_services() {
     fi
     for package in "$@"; do
         case $package in
-        nginx | docker-registry | containerd | h2o | lighttpd | squid | varnish | webfs | yaws)
+        nginx | docker-registry | containerd | h2o | lighttpd | squid | varnish | webfs)
             # Without systemd, or already so: nothing to do.
             systemctl --quiet disable "$package" >/dev/null 2>&1 || :
             ;;

@@ -436,17 +436,4 @@ WEBrick::HTTPServer.new(
 ).start
 """,
     ),
-    "yaws": Web(
-        name="Yaws",
-        package=Debian("yaws", "/usr/bin/yaws"),
-        words=("{program}", "-i", "--conf", "{configuration}", "--erlarg", "-noinput"),
-        configuration="""
-logdir = {root}
-<server localhost>
-    port = {port}
-    listen = 127.0.0.1
-    docroot = {root}/files
-</server>
-""",
-    ),
 }
