@@ -96,7 +96,7 @@ def lanes(mode: str, *, lint: bool, no_vm: str, ublk: bool) -> list[list[Part]]:
     argv = ("./apply-lint.sh", "--check", *(["--no-analyzer"] if mode != "all" else []))
     checks = [Part("lint", 150, argv=argv)] if lint else []
     plain = Part(
-        *("without devices", 480, f"not device and {_BESIDE}{gate}", 2, True),
+        *("without devices", 480, f"not device and {_BESIDE}{gate}", 4, True),
         folders=("unit", "c", *_BOTH),
     )
     here = f"(device or ublk) and {_BESIDE if not ublk else _BESIDE_UBLK}{gate}"
