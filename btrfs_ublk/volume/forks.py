@@ -54,7 +54,7 @@ from btrfs_ublk.volume.mounts import (
 
 ForkMode = Literal["snapshot", "overlay"]
 FORK_MODES: tuple[ForkMode, ...] = get_args(ForkMode)
-#: Readers of several overlays share the page cache (python -m btrfs_ublk.bench.forks).
+#: Readers of several overlays share the page cache.
 DEFAULT_FORK_MODE: ForkMode = "overlay"
 
 LAYERS_DIRECTORY = "layers"
