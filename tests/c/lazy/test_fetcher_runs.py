@@ -463,4 +463,5 @@ def test_what_does_not_say_its_length_comes_unit_by_unit(
     long = [range_ for range_ in asked(server) if range_[0] != range_[1]]
     assert len(long) <= 2  # of our client, and of libcurl, which it leaves it to
     assert bool(stats["failures"]["wrong_answer"]) == bool(more)
-    assert stats["failures"]["transient"] == 0
+    # The deadline may come while an attempt is under way.
+    assert more or stats["failures"]["transient"] == 0
