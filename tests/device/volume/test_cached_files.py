@@ -9,11 +9,18 @@ from pathlib import Path
 import pytest
 from support.needs import Need
 from support.volumes import NAME, Place
+from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
 from btrfs_ublk.testing.range_server_fixtures import range_server
 from btrfs_ublk.units import KIB, MIB
-from btrfs_ublk.volume import VolumeFile, down_volume, show_volume, up_volume
+from btrfs_ublk.volume import (
+    KeptFile,
+    VolumeFile,
+    down_volume,
+    show_volume,
+    up_volume,
+)
 
 SIZE_BYTES = MIB + 77
 COUNT = 23
@@ -43,8 +50,15 @@ def test_how_much_of_each_file_is_here(place: Place) -> None:
         (place.target / "0").read_bytes()
         with open(place.target / "1", "rb") as file:
             file.read(4 * KIB)
-        found = {x.path: x for x in show_volume(NAME, base=place.base).files}
-        assert found["0"].cached_bytes == found["0"].size_bytes == SIZE_BYTES
+
+        def files_there() -> dict[str, KeptFile]:
+            return {x.path: x for x in show_volume(NAME, base=place.base).files}
+
+        # What was read comes into the cache after the answer.
+        wait_until(lambda: files_there()["0"].cached_bytes == SIZE_BYTES)
+        wait_until(lambda: files_there()["1"].cached_bytes)
+        found = files_there()
+        assert found["0"].size_bytes == SIZE_BYTES
         part = found["1"].cached_bytes
         assert part is not None and 4 * KIB <= part < SIZE_BYTES
         assert found["2"].cached_bytes == 0
