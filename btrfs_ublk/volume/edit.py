@@ -17,7 +17,7 @@ from btrfs_ublk.kernel.beneath import place_beneath
 from btrfs_ublk.volume.definition import VolumeDefinition
 from btrfs_ublk.volume.entry import VolumeFile
 from btrfs_ublk.volume.files import add_files, as_made, opened_top
-from btrfs_ublk.volume.find import find_definition
+from btrfs_ublk.volume.find import find_own_definition
 from btrfs_ublk.volume.report import mount_of
 from btrfs_ublk.volume.store import (
     LOCK_TIMEOUT_S,
@@ -38,14 +38,8 @@ def _editing(
     volume = volume_directory(name, base)
     volume.check()
     with volume.locked(timeout_s=LOCK_TIMEOUT_S):
-        found = find_definition(name, base=base)
-        if found.file is not None:
-            raise UsageError(
-                f"volume {name!r} is defined in {found.file}, which this command "
-                "cannot change",
-                hint=f"write it there, then: btrfs-ublk volume up {name}",
-            )
-        yield volume, mount_of(volume), found.definition
+        definition = find_own_definition(name, base=base)
+        yield volume, mount_of(volume), definition
 
 
 def add_file(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.private_dirs import CONFIG_DIRECTORY, CONFIG_VARIABLE
+from btrfs_ublk.errors import UsageError
 from btrfs_ublk.volume.definition import VolumeDefinition, read_definition
 from btrfs_ublk.volume.store import volume_directory
 
@@ -35,3 +36,16 @@ def find_definition(name: str, *, base: StrPath | None = None) -> FoundDefinitio
         volume.check()
         return FoundDefinition(volume.definition(), None)
     return FoundDefinition(VolumeDefinition(), None, is_default=True)
+
+
+def find_own_definition(name: str, *, base: StrPath | None = None) -> VolumeDefinition:
+    """Find a volume's definition to change it. Raises UsageError, also for the
+    administrator's."""
+    found = find_definition(name, base=base)
+    if found.file is not None:
+        raise UsageError(
+            f"volume {name!r} is defined in {found.file}, which this command cannot "
+            "change",
+            hint=f"write it there, then: btrfs-ublk volume up {name}",
+        )
+    return found.definition

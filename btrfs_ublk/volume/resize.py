@@ -16,7 +16,7 @@ from btrfs_ublk.kernel import loop
 from btrfs_ublk.kernel.btrfs import grow_filesystem
 from btrfs_ublk.kernel.temporary import loops_below
 from btrfs_ublk.units import exact_size
-from btrfs_ublk.volume.find import find_definition
+from btrfs_ublk.volume.find import find_own_definition
 from btrfs_ublk.volume.mounts import is_mounted, mount_points
 from btrfs_ublk.volume.report import KeptVolume, look_at_volume
 from btrfs_ublk.volume.store import LOCK_TIMEOUT_S, VolumeDirectory, volume_directory
@@ -36,14 +36,8 @@ def resize_volume(
     volume = volume_directory(name, base)
     volume.check()
     with volume.locked(timeout_s=LOCK_TIMEOUT_S):
-        found = find_definition(name, base=base)
-        if found.file is not None:
-            raise UsageError(
-                f"volume {name!r} is defined in {found.file}, which resize cannot "
-                "change",
-                hint=f"write it there, then: btrfs-ublk volume up {name}",
-            )
-        replace(found.definition, writable_bytes=writable_bytes)  # it checks the size
+        definition = find_own_definition(name, base=base)
+        replace(definition, writable_bytes=writable_bytes)  # it checks the size
         check_writable(volume, writable_bytes)
         grow_writable(volume, writable_bytes)
     return look_at_volume(volume)
