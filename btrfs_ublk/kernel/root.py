@@ -1,7 +1,7 @@
 """Make a directory the root of this process, in a mount namespace of its own that has
 nothing else but /proc, /sys and a small /dev.
 
-It is no sandbox: whoever is root in it is root of the machine.
+It is no sandbox: its root user is root of the machine.
 """
 
 from __future__ import annotations

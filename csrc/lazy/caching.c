@@ -299,7 +299,7 @@ static bool drop_one(struct core *core, bool wanted)
 }
 
 /*
- * A prefetch drops no unit that is to be put in the cache, or there would be no end to it.
+ * A prefetch drops no unit that waits for the cache: it would fetch that again without end.
  * Read-ahead drops as readers do, but none of a prefetch.
  */
 static bool free_one(struct core *core, const struct unit *unit)

@@ -376,7 +376,7 @@ void core_init(struct core *core);
 void core_deinit(struct core *core);
 /* Ends all that can end now, but for reads and the prefetch, which have ended. */
 void core_stop(struct core *core);
-/* Does what is to be done. Returns whether something is left, so that others have their turn. */
+/* Does a bounded part of the queued work. Returns whether work is left. */
 bool core_step(struct core *core);
 
 #endif

@@ -295,7 +295,7 @@ void unit_keep(struct unit *unit)
 
 void unit_forget(struct unit *unit)
 {
-	unit_deliver(unit); /* to whoever has come just now */
+	unit_deliver(unit); /* to subscribers that came just now */
 	unit->holds--;
 	release(unit);
 	unit_set(unit, UNIT_WANTED);

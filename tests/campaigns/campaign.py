@@ -99,7 +99,7 @@ output_option = click.option(
 
 
 def kind_option(kinds: Iterable[str], otherwise: str = "all in turn") -> Any:
-    """Make the option of which kinds of rounds there are to be, as ``only``."""
+    """Make the option that chooses kinds of rounds; the command gets ``only``."""
     return click.option(
         *("--kind", "only"),
         type=click.Choice(list(kinds)),
