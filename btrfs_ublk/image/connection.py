@@ -83,7 +83,7 @@ def deadline(response: requests.Response, size_bytes: int) -> Iterator[None]:
 class Connection:
     """Requests about one repository of a registry, or of a web server, which has
     ``base`` as its URL. ``actions`` are what a token is to allow, ``pull`` or
-    ``pull,push``. A mirror is told of which registry it is one, its ``namespace``."""
+    ``pull,push``. ``namespace``: the registry that a mirror is asked about."""
 
     def __init__(
         self,

@@ -288,7 +288,7 @@ void host_is_ready(struct core *core, struct host *host);
 
 /* missed.c */
 
-/* A read that began at `since_ns` has waited for it in vain. */
+/* A read that began at `since_ns` missed its deadline. */
 void missed_add(struct core *core, const struct source *source, uint64_t number, uint64_t since_ns);
 /* Whether a read of it fails at once. */
 bool missed_is_recent(struct core *core, const struct source *source, uint64_t number,

@@ -200,7 +200,7 @@ def _spoilt(bed: Bed) -> Iterator[None]:
 
 @contextmanager
 def _fetcher(bed: Bed) -> Iterator[None]:
-    """The process that asks servers is killed, or stands still, again and again."""
+    """The process that asks servers is killed or stopped, again and again."""
     number = bed.pick((signal.SIGKILL, signal.SIGSTOP))
 
     def disturb() -> None:

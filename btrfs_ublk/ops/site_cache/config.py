@@ -25,7 +25,7 @@ _FETCHER_HOST = "127.31.30.1"
 _FETCHER_NETWORK = ipaddress.ip_network("127.30.0.0/16")
 _RESOLV_CONF = Path("/etc/resolv.conf")
 _TRUSTED = "/etc/ssl/certs/ca-certificates.crt"
-#: What is filled in stands behind a percent sign, as nginx has the dollar.
+#: Placeholders begin with a percent sign, as nginx uses the dollar.
 _TEMPLATE = Path(__file__).with_name("nginx.conf")
 
 
