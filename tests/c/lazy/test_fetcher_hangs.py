@@ -177,7 +177,7 @@ def test_a_deadline_when_half_of_it_came(sanitized_build: Path, tmp_path: Path) 
     ):
         try:
             number = shell.add(source(server))
-            late = shell.begin(number, 0, 2 * UNIT, deadline_s=3)
+            late = shell.begin(number, 0, 2 * UNIT, deadline_s=10)
             wait_for_requests(server, 2)
             good = [shell.begin(number, at * UNIT, UNIT) for at in range(8, 16)]
             answers = shell.finish()
