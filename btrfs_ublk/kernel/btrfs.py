@@ -433,9 +433,9 @@ def quota_limit(target: Path, subvolume: int) -> int | None:
 
 def set_default_subvolume(subvolume: Path) -> None:
     """Make mounts that name no subvolume show this one. Raises BtrfsUblkError."""
-    zero = struct.pack("=Q", 0)  # 0 means the subvolume of the descriptor.
+    number = struct.pack("=Q", subvolume_id(subvolume))
     what = f"cannot make {subvolume} the default subvolume"
-    _ioctl(subvolume, _IOC_DEFAULT_SUBVOL, zero, what=what)
+    _ioctl(subvolume, _IOC_DEFAULT_SUBVOL, number, what=what)
 
 
 @contextmanager

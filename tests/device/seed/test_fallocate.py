@@ -26,14 +26,14 @@ from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel import clone_file, loop_device
 from btrfs_ublk.kernel.attributes import IMMUTABLE, NO_COW, get_attributes
-from btrfs_ublk.physmap import PhysicalMap
 from btrfs_ublk.seed import Seed
 from btrfs_ublk.seed import fallocate as module
-from btrfs_ublk.seed import make_fallocate_seed, make_seed_by
+from btrfs_ublk.seed import inspect_seed, make_fallocate_seed, make_seed_by
 from btrfs_ublk.server import PatternSegment
 from btrfs_ublk.units import BLOCK_BYTES, GIB, KIB, MIB, TIB
 from btrfs_ublk.volume.sprout import sprout
 from btrfs_ublk.volume.temporary import volume
+from btrfs_ublk.volume.virtual_file import assert_mapping, virtual_file_of
 
 pytestmark = pytest.mark.data
 
@@ -93,12 +93,11 @@ def assert_clones_read(seed: Seed, target: Path, directory: Path) -> None:
             loop.path,
             target,
             parent=directory,
-            validate=lambda at: virtual.assert_matches(
-                PhysicalMap.read(at / virtual.filename)
-            ),
+            validate=lambda at: assert_mapping(seed, at),
         ),
+        virtual_file_of(seed, target) as file_path,
     ):
-        file_path = target / virtual.filename
+        assert os.listdir(target) == []
         for number, place in enumerate(sorted(places)):
             clone = target / f"clone-{number}"
             clone_file(file_path, clone, source_offset=place, size_bytes=length)
@@ -109,8 +108,6 @@ def assert_clones_read(seed: Seed, target: Path, directory: Path) -> None:
         os.sync()
         assert (target / "clone-0").read_bytes()[:12] == b"overwritten\0"
         assert file_path.open("rb").read(16) == content(0, 16)
-        with pytest.raises(PermissionError):
-            file_path.unlink()
         assert get_attributes(file_path) & (IMMUTABLE | NO_COW) == IMMUTABLE | NO_COW
         assert not get_attributes(target) & NO_COW
         assert file_path.stat().st_mode & 0o777 == 0o400
@@ -189,6 +186,7 @@ def test_what_was_asked_for_is_there(sparse_path: Path) -> None:
     assert path.stat().st_size == seed.file_bytes == seed.local_bytes < START
     dump = run(["btrfs", "inspect-internal", "dump-super", path], timeout_s=10).stdout
     assert str(fsid) in dump and "a label" in dump and "SEEDING" in dump
+    assert inspect_seed(path).default_subvolume == 256  # and not the virtual file's
     description = seed.description([PatternSegment(offset=0, length=GIB)])
     kinds = [segment.kind for segment in description.segments]
     assert kinds == ["file", "zero", "pattern", "zero"]
