@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Scope-exit cleanup: `_cleanup_free_ char *path = NULL;` */
-#ifndef BASE_CLEANUP_H
-#define BASE_CLEANUP_H
+#pragma once
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,5 +36,3 @@ static inline int take_fd(int *fd)
 	*fd = -1;
 	return taken;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The time that deadlines refer to: CLOCK_MONOTONIC. */
-#ifndef BASE_CLOCK_H
-#define BASE_CLOCK_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -31,5 +30,3 @@ static inline bool clock_join(pthread_t thread, unsigned wait_ms)
 	/* NB: pthread_timedjoin_np() would wait for hours when the clock is set back. */
 	return !pthread_clockjoin_np(thread, NULL, CLOCK_MONOTONIC, &until);
 }
-
-#endif

@@ -6,8 +6,7 @@
  *
  * NB: no filter sees what io_uring does for a thread.
  */
-#ifndef BASE_CONFINE_H
-#define BASE_CONFINE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -34,5 +33,3 @@ enum confine_role {
 void confine_thread(enum confine_role role);
 /* Gives up all but these capabilities (bits). Returns 0 or a negative errno. */
 int confine_keep_capabilities(uint64_t kept);
-
-#endif

@@ -3,8 +3,7 @@
  * Confines a whole process that works for strangers: another user, no capabilities, few files to
  * read and none to write, and of the system calls only those that fetching takes.
  */
-#ifndef BASE_CONFINE_PROCESS_H
-#define BASE_CONFINE_PROCESS_H
+#pragma once
 
 /* What could not be had on this machine; bits. */
 enum {
@@ -22,5 +21,3 @@ enum {
  * EPERM; the process goes on. Returns what is lacking, 0 for nothing.
  */
 unsigned confine_process(void);
-
-#endif

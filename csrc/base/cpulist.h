@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#ifndef BASE_CPULIST_H
-#define BASE_CPULIST_H
+#pragma once
 
 #include <sched.h>
 
@@ -14,5 +13,3 @@ enum { CPULIST_TEXT_BYTES = 256 };
 
 /* Formats a set as such a list, which ends in "..." when it does not fit. */
 const char *cpulist_format(const cpu_set_t *cpus, char text[static CPULIST_TEXT_BYTES]);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#ifndef BASE_CRYPTO_H
-#define BASE_CRYPTO_H
+#pragma once
 
 #include <openssl/crypto.h>
 #include <stdbool.h>
@@ -13,5 +12,3 @@ static inline bool crypto_is_ready(void)
 {
 	return OSSL_LIB_CTX_get0_global_default() != NULL;
 }
-
-#endif

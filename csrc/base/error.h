@@ -3,8 +3,7 @@
  * An error that is passed to the caller, for a reply or a log: msg_error() would write it to
  * stderr.
  */
-#ifndef BASE_ERROR_H
-#define BASE_ERROR_H
+#pragma once
 
 #include <stddef.h>
 
@@ -26,5 +25,3 @@ void error_set_hint(struct error *error, const char *format, ...)
  * value.
  */
 #define error_set(error, err, ...) (error_set_text(error, __VA_ARGS__), (err))
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Whole reads and writes: short I/O is -EIO, interruptions are retried; files in memory. */
-#ifndef BASE_FILEIO_H
-#define BASE_FILEIO_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -16,5 +15,3 @@ int write_full(int fd, const void *data, size_t length);
  * the kernel knows that (6.3; with vm.memfd_noexec=2, early ones make no others), or a negative errno.
  */
 int memory_file(const char *name);
-
-#endif

@@ -6,8 +6,7 @@
  * One thread writes. Any thread may read at the same time, and sees counts that were right a moment
  * ago.
  */
-#ifndef BASE_HISTOGRAM_H
-#define BASE_HISTOGRAM_H
+#pragma once
 
 #include <stdint.h>
 
@@ -66,5 +65,3 @@ uint64_t histogram_count(const struct histogram *histogram);
  * to 12.5 % too long, but never longer than the longest. Returns 0 when there are none.
  */
 uint64_t histogram_percentile_ns(const struct histogram *histogram, unsigned per_mille);
-
-#endif

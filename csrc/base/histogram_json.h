@@ -2,8 +2,7 @@
 /*
  * A histogram as JSON for statistics: count, sum, percentiles and the buckets that are not empty.
  */
-#ifndef BASE_HISTOGRAM_JSON_H
-#define BASE_HISTOGRAM_JSON_H
+#pragma once
 
 #include <jansson.h>
 
@@ -14,5 +13,3 @@
  * meanwhile.
  */
 json_t *histogram_json(const struct histogram *histogram);
-
-#endif

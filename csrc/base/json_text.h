@@ -6,8 +6,7 @@
  * text that it makes lacks quotes, and of text that it reads it takes the first part of a number,
  * or reads beyond the end of a string.
  */
-#ifndef BASE_JSON_TEXT_H
-#define BASE_JSON_TEXT_H
+#pragma once
 
 #include <jansson.h>
 #include <stddef.h>
@@ -30,5 +29,3 @@ char *json_text_dump(const json_t *json, size_t flags);
  * How often jansson got no memory on this thread. What was made of values meanwhile may lack parts.
  */
 uint64_t json_text_losses(void);
-
-#endif

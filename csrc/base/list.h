@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Doubly linked lists with links embedded in the elements. A list is itself a link. */
-#ifndef BASE_LIST_H
-#define BASE_LIST_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -57,5 +56,3 @@ static inline void list_remove(struct link *link)
 	link->next->previous = link->previous;
 	link->previous = link->next = NULL;
 }
-
-#endif

@@ -3,8 +3,7 @@
  * Messages of helpers to people. stdout is for data: every message goes to stderr, as "PROGRAM:
  * error: what was wrong, with what value", followed by "  hint: what to do".
  */
-#ifndef BASE_MESSAGE_H
-#define BASE_MESSAGE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -35,5 +34,3 @@ void msg_hint(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void msg_warning(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Shown with --verbose only. */
 void msg_debug(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
-#endif

@@ -3,8 +3,7 @@
  * A queue of messages from any thread to one receiver, without a lock. Whoever puts a message into
  * an empty queue wakes the receiver, which takes all messages at once.
  */
-#ifndef BASE_MESSAGE_QUEUE_H
-#define BASE_MESSAGE_QUEUE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -44,5 +43,3 @@ static inline struct message *message_queue_take(struct message_queue *queue)
 	}
 	return oldest;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Programs of seccomp filters: lists of system calls, and what becomes of them. */
-#ifndef BASE_SECCOMP_PROGRAM_H
-#define BASE_SECCOMP_PROGRAM_H
+#pragma once
 
 #include <errno.h>
 #include <linux/audit.h>
@@ -82,6 +81,4 @@ static inline void begin(struct program *program)
 	answer(program, SECCOMP_RET_ERRNO | EPERM);
 #endif
 }
-#endif
-
 #endif

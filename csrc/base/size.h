@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#ifndef BASE_SIZE_H
-#define BASE_SIZE_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -31,5 +30,3 @@ static inline uint64_t round_up_u64(uint64_t value, uint64_t step)
 {
 	return (value + step - 1) / step * step;
 }
-
-#endif

@@ -3,8 +3,7 @@
  * Text from elsewhere (a server's header, a path, or a text cut to fit a buffer) may be any bytes.
  * JSON and logs need UTF-8: jansson makes no JSON of anything else.
  */
-#ifndef BASE_UTF8_H
-#define BASE_UTF8_H
+#pragma once
 
 #include <jansson.h>
 
@@ -13,5 +12,3 @@ void utf8_repair(char *text);
 
 /* Makes a JSON string of any bytes. Returns a new reference, or NULL when memory is short. */
 json_t *utf8_json(const char *text);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Parses command lines of benchmark programs, which have options with values, and one word. */
-#ifndef BENCH_OPTIONS_H
-#define BENCH_OPTIONS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -24,5 +23,3 @@ enum { BENCH_OPTIONS_DONE = -1 };
  */
 int bench_options_parse(int argc, char **argv, const char *help, const struct bench_option *table,
 			const char **word);
-
-#endif

@@ -3,8 +3,7 @@
  * Random reads with a known answer: what to read next, whether the answer is right, and the
  * statistics of it all. Two ways to read share this: direct (read-direct.c) and mapped (read-mapped.c).
  */
-#ifndef BENCH_READS_H
-#define BENCH_READS_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -107,5 +106,3 @@ struct reader {
 };
 void *read_direct_main(void *argument);
 void *read_mapped_main(void *argument);
-
-#endif

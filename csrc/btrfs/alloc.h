@@ -6,8 +6,7 @@
  * free extent, and the size of the free-space tree does not depend on how many blocks are taken.
  * The fixpoint in commit.c converges only because of this.
  */
-#ifndef BTRFS_ALLOC_H
-#define BTRFS_ALLOC_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -47,5 +46,3 @@ int block_alloc_take(struct block_alloc *alloc, uint64_t *bytenr);
 struct block_alloc_mark block_alloc_mark(const struct block_alloc *alloc);
 /* Give back everything that was taken since `mark`. */
 void block_alloc_rewind(struct block_alloc *alloc, struct block_alloc_mark mark);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Reads tree blocks, and verifies each before anything in it is used. */
-#ifndef BTRFS_BLOCK_H
-#define BTRFS_BLOCK_H
+#pragma once
 
 #include "btrfs/reader.h"
 
@@ -55,5 +54,3 @@ struct block_expect block_child(const struct block_expect *expect, const void *n
 
 /* Returns the key in a slot of a leaf or node. */
 struct key block_key(const void *block, uint32_t slot);
-
-#endif

@@ -3,8 +3,7 @@
  * Chunks, which map logical addresses to the device. Each chunk is also one block group, and each
  * of its stripes one device extent. There is only one device, devid 1.
  */
-#ifndef BTRFS_CHUNK_H
-#define BTRFS_CHUNK_H
+#pragma once
 
 #include <stddef.h>
 
@@ -73,5 +72,3 @@ size_t chunk_encode(const struct chunk *chunk, const uint8_t device_uuid[UUID_BY
  */
 int chunk_encode_system(const struct chunk_list *list, const uint8_t device_uuid[UUID_BYTES],
 			uint8_t array[SYS_CHUNK_ARRAY_BYTES]);
-
-#endif

@@ -3,8 +3,7 @@
  * Checksums of blocks. A kind is one `struct csum_kind` in csum.c; the rest of the library knows
  * none of them. Source: enum btrfs_csum_type in the kernel's btrfs_tree.h.
  */
-#ifndef BTRFS_CSUM_H
-#define BTRFS_CSUM_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -35,5 +34,3 @@ bool csum_block_matches(const struct csum_kind *kind, const void *block, size_t 
 
 /* Computes crc32c without inverting start or result, as the kernel's crc32c() does. */
 uint32_t crc32c_raw(uint32_t seed, const void *data, size_t length);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Items of the checksum tree, which has the checksum of each sector of data. */
-#ifndef BTRFS_CSUMTREE_H
-#define BTRFS_CSUMTREE_H
+#pragma once
 
 #include "btrfs/tree.h"
 
@@ -14,5 +13,3 @@ typedef int csum_read(void *context, uint64_t first, void *csums, size_t bytes);
  */
 int csum_items_add(struct tree_builder *tree, uint64_t start, uint64_t count, csum_read *read,
 		   void *context);
-
-#endif

@@ -12,8 +12,7 @@
  *
  * NB: item data is not aligned, and of any length: copy it with cursor_copy().
  */
-#ifndef BTRFS_CURSOR_H
-#define BTRFS_CURSOR_H
+#pragma once
 
 #include "btrfs/block.h"
 #include "btrfs/reader.h"
@@ -68,5 +67,3 @@ const char *cursor_name(const struct cursor *cursor, char text[static CURSOR_NAM
 /* Calls reader_fail(-EUCLEAN) with the item's name in front of the message. */
 int cursor_fail(struct cursor *cursor, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
-
-#endif

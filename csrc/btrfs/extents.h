@@ -3,8 +3,7 @@
  * Lists of all tree blocks and data extents in use, with the references to each. The extent tree,
  * the block groups' usage and the free-space tree are made from them.
  */
-#ifndef BTRFS_EXTENTS_H
-#define BTRFS_EXTENTS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -47,5 +46,3 @@ struct extent_walk {
 
 /* Returns an array of all `*count` references to the next extent, or NULL at the end. */
 const struct extent *extent_walk_next(struct extent_walk *walk, size_t *count);
-
-#endif

@@ -8,8 +8,7 @@
  * their checksums change with it: pointers to a block hold its generation, not its checksum.
  * So nothing else may refer to these blocks, which flip_check() verifies.
  */
-#ifndef BTRFS_FLIP_H
-#define BTRFS_FLIP_H
+#pragma once
 
 #include "btrfs/reader.h"
 
@@ -41,5 +40,3 @@ int flip_check(struct reader *reader, struct flip *flip);
  * completes the changes. Returns as flip_check() does.
  */
 int flip_write(struct reader *reader, int fd, struct flip *flip);
-
-#endif

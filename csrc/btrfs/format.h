@@ -7,8 +7,7 @@
  * format" page of the btrfs documentation. The names here differ from the kernel's, so that a
  * program may include <linux/btrfs_tree.h> as well.
  */
-#ifndef BTRFS_FORMAT_H
-#define BTRFS_FORMAT_H
+#pragma once
 
 #include <assert.h>
 #include <endian.h>
@@ -419,5 +418,3 @@ struct DISK_STRUCT disk_super {
 	uint8_t padding[565];
 };
 static_assert(sizeof(struct disk_super) == SUPER_BYTES, "disk_super");
-
-#endif

@@ -9,8 +9,7 @@
  * extent, block group, free space, UUID, data relocation), so callers only provide trees of
  * files. There is one device, and the file's offsets are the device's.
  */
-#ifndef BTRFS_IMAGE_H
-#define BTRFS_IMAGE_H
+#pragma once
 
 #include "btrfs/alloc.h"
 #include "btrfs/chunk.h"
@@ -143,5 +142,3 @@ struct image_root *image_root_find(struct image *image, uint64_t objectid);
 int image_root_add(struct image *image, const struct image_tree *tree, struct image_root **root);
 int image_write_block(void *context, uint64_t bytenr, const void *block); /* context: the image */
 struct extent_walk image_walk(struct image *image);
-
-#endif

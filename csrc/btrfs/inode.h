@@ -5,8 +5,7 @@
  * by hash, directory entries by index, file extents. So the functions here are called in this
  * order, once for each inode, but file_extent_add() for each extent.
  */
-#ifndef BTRFS_INODE_H
-#define BTRFS_INODE_H
+#pragma once
 
 #include <stddef.h>
 
@@ -85,5 +84,3 @@ int file_extent_add(struct tree_builder *tree, uint64_t inode_number,
  */
 int file_inline_add(struct tree_builder *tree, uint64_t inode_number, const void *data,
 		    size_t bytes, size_t ram_bytes, uint8_t compression);
-
-#endif

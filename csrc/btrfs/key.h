@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Keys in the CPU's byte order, and their order in a tree. */
-#ifndef BTRFS_KEY_H
-#define BTRFS_KEY_H
+#pragma once
 
 #include "btrfs/format.h"
 
@@ -40,5 +39,3 @@ static inline struct key key_from_disk(const struct disk_key *disk)
 		.offset = le64toh(disk->offset),
 	};
 }
-
-#endif

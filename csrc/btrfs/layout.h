@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Finds out how a file system is laid out: whether it is a seed, and of which strategy. */
-#ifndef BTRFS_LAYOUT_H
-#define BTRFS_LAYOUT_H
+#pragma once
 
 #include "btrfs/reader.h"
 
@@ -51,5 +50,3 @@ int layout_count_extents(struct reader *reader, struct layout *layout);
 /* Names the type and the profile of a chunk: "DATA", "SYSTEM", "SINGLE", "DUP"... */
 const char *chunk_type_name(uint64_t type);
 const char *chunk_profile_name(uint64_t type);
-
-#endif

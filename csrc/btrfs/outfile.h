@@ -3,8 +3,7 @@
  * Writes a file that gets its name only when it is complete. Until then it has no name at all, if
  * the file system allows that, so that even a killed program leaves nothing behind.
  */
-#ifndef BTRFS_OUTFILE_H
-#define BTRFS_OUTFILE_H
+#pragma once
 
 #include <limits.h>
 #include <signal.h>
@@ -32,5 +31,3 @@ int outfile_publish(struct outfile *out, bool replace);
 
 /* Closes the file, and removes it unless it was published. May be called twice. */
 void outfile_close(struct outfile *out);
-
-#endif

@@ -14,8 +14,7 @@
  * violate the format; -ENOTSUP: they are valid, but this library cannot read them; -EIO: the image
  * ends too early; -ENOMEM; an error of read(2); or what the function's own comment says.
  */
-#ifndef BTRFS_READER_H
-#define BTRFS_READER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -105,5 +104,3 @@ int reader_read_chunks(struct reader *reader);
 /* Reads all of [offset, +length), or fails with a reason; `what` names the structure. */
 int reader_pread(struct reader *reader, const char *what, void *data, size_t length,
 		 uint64_t offset);
-
-#endif

@@ -16,8 +16,7 @@
  * extent that crosses chunks would gain nothing, so each chunk has one. All chunks, the last one
  * too, end on 4 GiB: otherwise scrub on kernels since 6.12 reads the virtual data.
  */
-#ifndef BTRFS_SEED_H
-#define BTRFS_SEED_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -99,5 +98,3 @@ int seed_write(const struct seed *seed, int fd);
 
 /* Returns how many chunks a virtual file of this size gets. */
 uint64_t seed_chunk_count(uint64_t virtual_bytes, uint64_t chunk_bytes);
-
-#endif

@@ -7,8 +7,7 @@
  * groups, one by one, so the time grows with the square of the size. On Linux 6.18, 8 TiB took 8 s
  * and 16 TiB 42 s, so 250 TiB would take hours; in one chunk they take 10 s.
  */
-#ifndef BTRFS_STRETCH_H
-#define BTRFS_STRETCH_H
+#pragma once
 
 #include "btrfs/reader.h"
 
@@ -25,5 +24,3 @@
  * system is lost, but nothing is in it yet.
  */
 int stretch_data_chunk(struct reader *reader, int fd, uint64_t start, uint64_t length);
-
-#endif

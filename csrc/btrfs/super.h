@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Superblocks and their mirrors. */
-#ifndef BTRFS_SUPER_H
-#define BTRFS_SUPER_H
+#pragma once
 
 #include "btrfs/csum.h"
 #include "btrfs/format.h"
@@ -17,5 +16,3 @@ unsigned super_mirror_count(uint64_t device_bytes);
  * checksum. Returns 0 or a negative errno.
  */
 int super_write(int fd, const struct disk_super *super, const struct csum_kind *csum);
-
-#endif

@@ -3,8 +3,7 @@
  * Builds a tree bottom-up from items that come in the order of their keys. It keeps one block per
  * level in memory. Each full block goes to a sink, which chooses its address.
  */
-#ifndef BTRFS_TREE_H
-#define BTRFS_TREE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -73,5 +72,3 @@ static inline size_t tree_item_max_bytes(const struct tree_format *format)
 {
 	return format->node_bytes - sizeof(struct disk_header) - sizeof(struct disk_item);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Emit functions for the trees that describe the file system itself. Internal to the library. */
-#ifndef BTRFS_TREES_H
-#define BTRFS_TREES_H
+#pragma once
 
 #include "btrfs/image.h"
 
@@ -19,5 +18,3 @@ image_emit emit_free_space_tree;
 
 /* Fills the device item of the chunk tree and of the superblock. */
 void image_fill_device(const struct image *image, struct disk_device *device);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Walks the blocks of trees, for code that checks or changes whole blocks. */
-#ifndef BTRFS_WALK_H
-#define BTRFS_WALK_H
+#pragma once
 
 #include "btrfs/block.h"
 #include "btrfs/reader.h"
@@ -38,5 +37,3 @@ struct walk {
 
 /* Visits `root` and all blocks below it. Returns 0, or the error that stopped it. */
 int tree_walk(struct walk *walk, const struct block_expect *root);
-
-#endif

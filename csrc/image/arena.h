@@ -3,8 +3,7 @@
  * Bytes that are added and stay where they are, up to 4 GiB of them. Places are 32 bits; no place
  * is 0.
  */
-#ifndef IMAGE_ARENA_H
-#define IMAGE_ARENA_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -28,5 +27,3 @@ static inline void *arena_at(const struct arena *arena, uint32_t place)
 /* Returns the place of `bytes` that are to be filled, or 0: no memory, or none of the 4 GiB. */
 uint32_t arena_add(struct arena *arena, size_t bytes);
 void arena_deinit(struct arena *arena);
-
-#endif

@@ -7,8 +7,7 @@
  * After an error, nothing more is called: the image is not made. Each returns 0 or a negative
  * errno, with an error.
  */
-#ifndef IMAGE_CONTENT_H
-#define IMAGE_CONTENT_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -34,5 +33,3 @@ struct content_sink {
 	/* Of a tar: where the bytes that data() gets lie in it, uncompressed. */
 	uint64_t offset;
 };
-
-#endif

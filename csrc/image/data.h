@@ -6,8 +6,7 @@
  *
  * Only the thread that calls these functions touches the model.
  */
-#ifndef IMAGE_DATA_H
-#define IMAGE_DATA_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -104,5 +103,3 @@ int data_read_digests(struct data *data, uint64_t first, void *digests, size_t b
 /* Those of each layer are in the order of both their offsets. */
 int data_read_origins(struct data *data, uint64_t first, struct data_origin *origins, size_t count);
 const struct data_gap *data_gaps(const struct data *data, size_t *count);
-
-#endif

@@ -9,8 +9,7 @@
  * subvolume; /rootfs is a symbolic link to the last one. Byte n of the data object is byte
  * IMAGE_DATA_START + n of the device.
  */
-#ifndef IMAGE_EMIT_H
-#define IMAGE_EMIT_H
+#pragma once
 
 #include <stdint.h>
 
@@ -53,5 +52,3 @@ int emit_layer(struct emit *emit, const struct model *model, struct data *data, 
 void emit_name(struct emit *emit, uint64_t subvolume, const char *name);
 int emit_finish(struct emit *emit, struct data *data, struct emit_result *result,
 		struct error *error);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Emits the inodes of a model as the items of one subvolume. Internal to emit.c. */
-#ifndef IMAGE_EMIT_INODE_H
-#define IMAGE_EMIT_INODE_H
+#pragma once
 
 #include "btrfs/image.h"
 #include "btrfs/inode.h"
@@ -25,5 +24,3 @@ struct emit_tree {
 
 image_emit emit_tree; /* the context is a struct emit_tree */
 void emit_tree_deinit(struct emit_tree *emit);
-
-#endif

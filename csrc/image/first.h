@@ -6,8 +6,7 @@
  * name. They are placed in the order of the ranges, before anything else. The second time, equal
  * content finds them in the object.
  */
-#ifndef IMAGE_FIRST_H
-#define IMAGE_FIRST_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -57,5 +56,3 @@ int first_take(struct first *first, uint64_t file_offset, const void *bytes, uin
  */
 struct first_piece *first_sorted(const struct first *first, size_t *count);
 int first_read(struct first *first, const struct first_piece *piece, void *bytes);
-
-#endif

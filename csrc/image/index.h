@@ -3,8 +3,7 @@
  * A hash table of numbers: what they stand for, and whether two of those are equal, is the
  * caller's to know. Hashes are keyed at random, so that no input can make them collide.
  */
-#ifndef IMAGE_INDEX_H
-#define IMAGE_INDEX_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -37,5 +36,3 @@ uint32_t index_find(const struct index *index, uint32_t hash, index_same *same, 
 int index_add(struct index *index, uint32_t hash, uint32_t value);
 /* The value is there. */
 void index_remove(struct index *index, uint32_t hash, uint32_t value);
-
-#endif

@@ -11,8 +11,7 @@
  * and attributes are bytes of any value in arenas, which only grow. A model belongs to one thread
  * at a time.
  */
-#ifndef IMAGE_MODEL_H
-#define IMAGE_MODEL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -208,5 +207,3 @@ void model_set_spooled(struct model *model, uint32_t number, uint64_t offset, ui
 /* NB: those of one file come one behind the other, in order; in between, no other file gets any. */
 int model_add_extent(struct model *model, uint32_t number, const struct model_extent *extent,
 		     struct error *error);
-
-#endif

@@ -3,8 +3,7 @@
  * Pieces of content on their way to the data object. One thread fills them and takes them back in
  * the same order; a pool of threads computes, meanwhile, what placing them needs.
  */
-#ifndef IMAGE_PIECES_H
-#define IMAGE_PIECES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -70,5 +69,3 @@ void pieces_release(struct pieces *pieces);
 
 /* Fills in what is missing where !is_stored, on the calling thread, which fills the pieces. */
 int pieces_store(struct pieces *pieces, struct piece *piece);
-
-#endif

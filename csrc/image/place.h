@@ -3,8 +3,7 @@
  * Where entries of a layer go in a model: paths are resolved within the tree, names replace what
  * they name, whiteouts remove what lower layers have. Nothing leads out of the tree.
  */
-#ifndef IMAGE_PLACE_H
-#define IMAGE_PLACE_H
+#pragma once
 
 #include "image/model.h"
 
@@ -61,5 +60,3 @@ int place_link(const struct placement *placement, const struct place *place, uin
  * or another name that is reserved for such purposes; 0 if it is an ordinary name.
  */
 int place_whiteout(const struct placement *placement, const char *path, struct error *error);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* An array that grows without moving its elements. Elements begin as zeros. */
-#ifndef IMAGE_POOL_H
-#define IMAGE_POOL_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -23,5 +22,3 @@ static inline void *pool_at(const struct pool *pool, uint32_t number)
 /* Returns the new element, whose number is `count - 1`, or NULL: no memory, or 2^32 - 1 of them. */
 void *pool_add(struct pool *pool);
 void pool_deinit(struct pool *pool);
-
-#endif

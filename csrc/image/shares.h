@@ -3,8 +3,7 @@
  * What content the data object has already, by the SHA-256 of whole extents. One thread adds, and
  * others may look meanwhile.
  */
-#ifndef IMAGE_SHARES_H
-#define IMAGE_SHARES_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -48,5 +47,3 @@ bool shares_has(const struct shares *shares, const uint8_t *digest);
 struct share *shares_find(struct shares *shares, const uint8_t *digest);
 /* It is not there yet. Returns 0 or -ENOMEM. */
 int shares_add(struct shares *shares, const struct share *share);
-
-#endif

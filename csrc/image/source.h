@@ -3,8 +3,7 @@
  * What a tree comes from. A source reads one layer into a model and hands the content of its files
  * to a sink. What it refuses it names; the model is of no use any more then.
  */
-#ifndef IMAGE_SOURCE_H
-#define IMAGE_SOURCE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -48,5 +47,3 @@ bool source_keeps_attribute(const char *name);
 
 /* Puts what the error is about in front of its text, and returns `err`. */
 int source_error_at(struct error *error, int err, const char *what);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Bytes that are kept in a file without a name until they are needed: appended, then read. */
-#ifndef IMAGE_SPOOL_H
-#define IMAGE_SPOOL_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -22,5 +21,3 @@ void spool_close(struct spool *spool);
 int spool_append(struct spool *spool, const void *data, size_t length);
 /* All of [offset, +length) has to be there. */
 int spool_read(struct spool *spool, uint64_t offset, void *data, size_t length);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* ACLs of tars are texts; file systems have them as attributes. */
-#ifndef IMAGE_TAR_ACL_H
-#define IMAGE_TAR_ACL_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -23,5 +22,3 @@ int tar_acl(struct archive_entry *entry, int is_default, uint8_t **value, uint32
  * that kernels make, or memory is short.
  */
 char *tar_acl_text(const uint8_t *value, size_t bytes);
-
-#endif

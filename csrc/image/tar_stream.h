@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The bytes of a tar, uncompressed, while their SHA-256 and number are found out. */
-#ifndef IMAGE_TAR_STREAM_H
-#define IMAGE_TAR_STREAM_H
+#pragma once
 
 #include <openssl/evp.h>
 #include <stdbool.h>
@@ -30,5 +29,3 @@ void tar_stream_close(struct tar_stream *stream);
 
 /* Returns how many bytes are at `*data` until the next call, 0 at the end, or a negative errno. */
 ssize_t tar_stream_read(struct tar_stream *stream, const void **data);
-
-#endif

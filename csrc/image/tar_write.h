@@ -3,8 +3,7 @@
  * Writes a tree as a tar in the format of POSIX (pax), with records for what its headers cannot
  * hold, and holes as GNU tar has them (GNU.sparse.major=1). Equal trees make equal bytes.
  */
-#ifndef IMAGE_TAR_WRITE_H
-#define IMAGE_TAR_WRITE_H
+#pragma once
 
 #include <stdio.h>
 
@@ -27,5 +26,3 @@ void tar_writer_deinit(struct tar_writer *writer);
 
 /* Writes the end. Returns 0 or a negative errno, with an error, as the visitor's functions do. */
 int tar_writer_finish(struct tar_writer *writer);
-
-#endif

@@ -7,8 +7,7 @@
  * In memory are the names of the directories on the way, one file's extents and attributes, and
  * one path for each file that has several names, until the last one came.
  */
-#ifndef IMAGE_TREE_H
-#define IMAGE_TREE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -21,5 +20,3 @@ enum { TREE_PATH_BYTES_MAX = 65535 };
 /* Returns 0 or a negative errno, with an error unless it is the visitor's. */
 int tree_read(struct reader *reader, uint64_t subvolume, struct tree_visitor *visitor,
 	      struct error *error);
-
-#endif

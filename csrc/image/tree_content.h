@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The content of one file of a tree at a time. */
-#ifndef IMAGE_TREE_CONTENT_H
-#define IMAGE_TREE_CONTENT_H
+#pragma once
 
 #include <stdbool.h>
 #include <zstd.h>
@@ -27,5 +26,3 @@ int tree_content_find(struct tree_content *content, struct cursor *cursor, uint6
 int tree_content_read(struct tree_content *content, struct cursor *cursor, uint64_t inode,
 		      const struct tree_entry *entry, struct tree_visitor *visitor,
 		      bool *is_visitors);
-
-#endif

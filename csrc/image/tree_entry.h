@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* What is read of a tree of files, and who takes it (tree.h). */
-#ifndef IMAGE_TREE_ENTRY_H
-#define IMAGE_TREE_ENTRY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -57,5 +56,3 @@ struct tree_visitor {
 	/* After the last bytes of each entry that has regions. */
 	int (*end)(struct tree_visitor *visitor, const struct tree_entry *entry);
 };
-
-#endif

@@ -8,8 +8,7 @@
  *
  * Paths are written as in tree_list.h. Content is not read, so that the image need not have any.
  */
-#ifndef IMAGE_TREE_EXTENTS_H
-#define IMAGE_TREE_EXTENTS_H
+#pragma once
 
 #include <stdio.h>
 
@@ -25,5 +24,3 @@ struct extent_lister {
 void extent_lister_init(struct extent_lister *lister, FILE *out, struct error *error);
 /* Returns 0 or a negative errno, with an error. */
 int extent_lister_finish(struct extent_lister *lister);
-
-#endif

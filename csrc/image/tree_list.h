@@ -6,8 +6,7 @@
  * leads; the path of the same file that came before; digests of attributes and content. "-" stands
  * for what an entry has not, and %XX for bytes that are no printable ASCII in paths and targets.
  */
-#ifndef IMAGE_TREE_LIST_H
-#define IMAGE_TREE_LIST_H
+#pragma once
 
 #include <openssl/evp.h>
 #include <stdbool.h>
@@ -32,5 +31,3 @@ int tree_lister_finish(struct tree_lister *lister);
 
 /* Writes a path or a target as lines have it. */
 void tree_put_text(FILE *out, const char *text);
-
-#endif

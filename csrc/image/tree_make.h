@@ -6,8 +6,7 @@
  *
  * Nobody else can come to the directory meanwhile: the caller has it closed to all others.
  */
-#ifndef IMAGE_TREE_MAKE_H
-#define IMAGE_TREE_MAKE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -48,5 +47,3 @@ void tree_maker_deinit(struct tree_maker *maker);
 
 /* Gives the last directories their attributes. Returns 0 or a negative errno, with an error. */
 int tree_maker_finish(struct tree_maker *maker);
-
-#endif

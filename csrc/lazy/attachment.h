@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* What a part of a fetcher, such as a kind of mirror, keeps for all of that fetcher. */
-#ifndef LAZY_ATTACHMENT_H
-#define LAZY_ATTACHMENT_H
+#pragma once
 
 #include <stddef.h>
 
@@ -27,5 +26,3 @@ struct attachment_kind {
 /* What the fetcher has of this kind; made if there is none yet. Returns NULL without memory. */
 void *attachment_of(struct fetcher *fetcher, const struct attachment_kind *kind);
 void attachments_close(struct fetcher *fetcher);
-
-#endif

@@ -6,8 +6,7 @@
  *
  * The last unit of a source is padded with zeroes to the next multiple of 4 KiB.
  */
-#ifndef LAZY_CACHE_H
-#define LAZY_CACHE_H
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -132,5 +131,3 @@ void cache_sync(struct cache *cache);
 
 /* Returns counters of this process, and the state of the directory, as a new reference. */
 json_t *cache_stats_json(struct cache *cache);
-
-#endif

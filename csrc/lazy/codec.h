@@ -6,8 +6,7 @@
  *
  * What is decoded comes from the network, before anything has verified it.
  */
-#ifndef LAZY_CODEC_H
-#define LAZY_CODEC_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -97,5 +96,3 @@ struct codec_part {
 int codec_decode(const struct codec_ops *codec, const struct coded_range *range,
 		 const uint8_t *window, uint32_t window_bytes, const uint8_t *coded,
 		 const struct codec_part *parts, uint32_t count);
-
-#endif

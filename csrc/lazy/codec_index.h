@@ -8,8 +8,7 @@
  *
  * All numbers are little-endian. Whoever wrote it, nothing in it is believed before it is checked.
  */
-#ifndef LAZY_CODEC_INDEX_H
-#define LAZY_CODEC_INDEX_H
+#pragma once
 
 #include <assert.h>
 #include <stdbool.h>
@@ -102,5 +101,3 @@ void codec_index_plan(const struct codec_index *index, uint64_t offset, uint32_t
 /* How many bytes of a range belong to its first point, and how many to its last. */
 uint32_t codec_index_first_bytes(const struct codec_index *index, const struct coded_range *range);
 uint32_t codec_index_last_bytes(const struct codec_index *index, const struct coded_range *range);
-
-#endif

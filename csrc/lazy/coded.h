@@ -3,8 +3,7 @@
  * Mirrors of a source with a codec: a wrapper around their kinds asks for the range of the object
  * that a unit needs, and has a worker decode it. Neither the kinds nor the fetcher know of that.
  */
-#ifndef LAZY_CODED_H
-#define LAZY_CODED_H
+#pragma once
 
 #include "lazy/source.h"
 
@@ -21,5 +20,3 @@ struct coded_reads {
 
 /* To be called once, for a source with an index. Returns 0 or -ENOMEM. */
 int coded_wrap(struct source *source, struct store *store, const struct coded_reads *reads);
-
-#endif

@@ -4,8 +4,7 @@
  * the virtual data, behind everybody else. It does so by prefetches of a few seconds. What the
  * cache has is its only state, so it goes on where another process has ended.
  */
-#ifndef LAZY_COMPLETE_H
-#define LAZY_COMPLETE_H
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -69,5 +68,3 @@ void complete_begin(struct complete *complete, const struct map *map,
 void complete_abandon(struct complete *complete);
 /* Describes it; JSON null when it is not wanted. Any thread may call this. */
 json_t *complete_json(const struct complete *complete);
-
-#endif

@@ -3,8 +3,7 @@
  * A completion for the fetcher's thread: a message arrived, a job or fetch ended, a timer expired.
  * Embedded in the object it concerns, and in one queue at most. Producers only enqueue it.
  */
-#ifndef LAZY_COMPLETION_H
-#define LAZY_COMPLETION_H
+#pragma once
 
 #include "base/list.h"
 #include "base/message_queue.h"
@@ -19,5 +18,3 @@ struct completion {
 	/* Called on the fetcher's thread. It may free the completion. */
 	void (*take)(struct core *core, struct completion *completion);
 };
-
-#endif

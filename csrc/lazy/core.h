@@ -5,8 +5,7 @@
  * core_step() takes them, begins runs and frees unused units; nothing else does, so an object that a
  * function holds stays valid. Files call those that come before them below.
  */
-#ifndef LAZY_CORE_H
-#define LAZY_CORE_H
+#pragma once
 
 #include <openssl/types.h>
 #include <stdbool.h>
@@ -378,5 +377,3 @@ void core_deinit(struct core *core);
 void core_stop(struct core *core);
 /* Does a bounded part of the queued work. Returns whether work is left. */
 bool core_step(struct core *core);
-
-#endif

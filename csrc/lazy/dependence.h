@@ -3,8 +3,7 @@
  * Detects sources that stand on the device that we serve. Such a file could only be read by waiting
  * for ourselves. Any thread that sees the host's files may call this.
  */
-#ifndef LAZY_DEPENDENCE_H
-#define LAZY_DEPENDENCE_H
+#pragma once
 
 #include <sys/types.h>
 
@@ -23,5 +22,3 @@ void dependence_set_own(dev_t own);
  * overlays and other FUSE servers cannot be seen. Waits for nothing but the kernel's own tables.
  */
 int dependence_check(int fd, const char *path, struct error *error);
-
-#endif

@@ -4,8 +4,7 @@
  * (docs/operation.md). It contains no credentials and no query of a URL, since texts from mirrors
  * contain none.
  */
-#ifndef LAZY_EVENT_H
-#define LAZY_EVENT_H
+#pragma once
 
 #include <stdint.h>
 
@@ -36,5 +35,3 @@ void event_log_host(const char *name, const char *host, const char *format, ...)
  * there are other threads.
  */
 void event_send_to(void (*log)(const struct event *event, const char *text));
-
-#endif

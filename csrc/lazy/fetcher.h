@@ -3,8 +3,7 @@
  * The fetcher: one thread with an event loop (libuv) owns all units in flight, their readers,
  * mirrors, retries and deadlines (core.h). A few workers do what blocks.
  */
-#ifndef LAZY_FETCHER_H
-#define LAZY_FETCHER_H
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -77,5 +76,3 @@ uint64_t fetcher_unstored_bytes(struct fetcher *fetcher);
  * Any thread may call this.
  */
 json_t *fetcher_stats_json(struct fetcher *fetcher);
-
-#endif

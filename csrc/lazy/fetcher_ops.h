@@ -4,8 +4,7 @@
  * (fetcher.c), as have the fetch process and tests. Only for the fetcher's thread, where nothing
  * else is said.
  */
-#ifndef LAZY_FETCHER_OPS_H
-#define LAZY_FETCHER_OPS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -53,5 +52,3 @@ struct fetcher {
 	struct attachment *attachments; /* see attachment.h */
 	struct process_counts processes;
 };
-
-#endif

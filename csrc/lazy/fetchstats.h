@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Counters of the core as JSON; the core's thread writes them, and any thread may read. */
-#ifndef LAZY_FETCHSTATS_H
-#define LAZY_FETCHSTATS_H
+#pragma once
 
 #include <jansson.h>
 
@@ -9,5 +8,3 @@ struct core;
 
 /* Returns a new reference, or NULL when memory is short. */
 json_t *fetchstats_json(struct core *core);
-
-#endif

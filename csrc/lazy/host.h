@@ -5,8 +5,7 @@
  * probes it. Only the fetcher's thread calls these functions, but for host_latencies_json(); any
  * thread may read the counters.
  */
-#ifndef LAZY_HOST_H
-#define LAZY_HOST_H
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -102,5 +101,3 @@ uint64_t host_run_bytes(const struct host *host);
  * time-outs.
  */
 bool host_is_full(const struct host *host, enum urgency urgency, uint64_t most);
-
-#endif

@@ -4,8 +4,7 @@
  * server says, "etag ETAG", "modified DATE" or "etag ETAG modified DATE", each as it was sent. Of
  * other kinds, only the same text is the same identity.
  */
-#ifndef LAZY_IDENTITY_H
-#define LAZY_IDENTITY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -26,5 +25,3 @@ enum condition { CONDITION_NONE, CONDITION_ETAG, CONDITION_DATE };
  * 9110, 13.1.5).
  */
 enum condition identity_condition(const char *identity, char text[static IDENTITY_BYTES]);
-
-#endif

@@ -3,8 +3,7 @@
  * Questions to a mirror that are not about its bytes: how large the object is and which identity it
  * has, or what a name such as a tag stands for. They are asked before anything is mapped.
  */
-#ifndef LAZY_INQUIRY_H
-#define LAZY_INQUIRY_H
+#pragma once
 
 #include <stdint.h>
 
@@ -37,5 +36,3 @@ struct inquiry {
 	void *private;	     /* only for the mirror's kind */
 	struct asker *asker; /* only for fetcher.c */
 };
-
-#endif

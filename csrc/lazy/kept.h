@@ -4,8 +4,7 @@
  * index is decoded from the first one on, whichever part of it is wanted. A few are kept, those that
  * were needed last, until they were not needed for some seconds. Only for the fetcher's thread.
  */
-#ifndef LAZY_KEPT_H
-#define LAZY_KEPT_H
+#pragma once
 
 #include <stdint.h>
 
@@ -41,5 +40,3 @@ uint32_t kept_beginning(struct kept *kept, const struct kept_range *range, uint8
 uint32_t kept_end(struct kept *kept, const struct kept_range *range, uint32_t from, uint8_t *data);
 /* Forgets what is kept of a range. */
 void kept_drop(struct kept *kept, const struct kept_range *range);
-
-#endif

@@ -4,8 +4,7 @@
  * -EINVAL with the error filled in, or -ENOMEM. A missing key that is not required leaves `*value`
  * as it is.
  */
-#ifndef LAZY_KEYS_H
-#define LAZY_KEYS_H
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -25,5 +24,3 @@ int keys_take_string(json_t *keys, const char *key, bool required, char **value,
 
 /* Fails with "unknown key ..." if any key is left. */
 int keys_refuse_unknown(const json_t *keys, struct error *error);
-
-#endif

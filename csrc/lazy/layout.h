@@ -3,8 +3,7 @@
  * Where the units of a source lie. Nothing else computes that, so that units need not be powers of
  * two for ever. Pure functions that never wait; any thread may call them.
  */
-#ifndef LAZY_LAYOUT_H
-#define LAZY_LAYOUT_H
+#pragma once
 
 #include <stdint.h>
 
@@ -56,5 +55,3 @@ static inline uint64_t unit_place(const struct source *source, uint64_t unit)
 {
 	return unit_extent(source, unit).offset;
 }
-
-#endif

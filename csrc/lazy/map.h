@@ -4,8 +4,7 @@
  * lock, while one thread adds. It is an insert-only skip list: what was published is neither moved
  * nor freed before map_free().
  */
-#ifndef LAZY_MAP_H
-#define LAZY_MAP_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -51,5 +50,3 @@ bool map_find_room(struct map *map, uint64_t from, uint64_t end, uint64_t length
 		   uint64_t alignment, uint64_t *offset);
 
 uint64_t map_count(const struct map *map);
-
-#endif

@@ -4,8 +4,7 @@
  * fetcher runs one at a time. Readers come first: while some are waiting, the prefetch begins
  * little.
  */
-#ifndef LAZY_PREFETCH_H
-#define LAZY_PREFETCH_H
+#pragma once
 
 #include <jansson.h>
 #include <pthread.h>
@@ -99,5 +98,3 @@ void prefetch_follow(struct prefetch *prefetch, uint64_t id);
 bool prefetch_is_running(const struct prefetch *prefetch, uint64_t id);
 /* Describes the last prefetch; JSON null when there was none. */
 json_t *prefetch_json(const struct prefetch *prefetch);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Asks mirrors what they have, before anything is mapped, and waits for the answer. */
-#ifndef LAZY_PROBE_H
-#define LAZY_PROBE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -19,5 +18,3 @@ int mirror_probe(struct fetcher *fetcher, struct mirror *mirror, uint32_t timeou
 /* `*text` is JSON about `name`, malloc()ed. */
 int mirror_look_up(struct fetcher *fetcher, struct mirror *mirror, const char *name,
 		   uint32_t timeout_ms, char **text, struct error *error);
-
-#endif

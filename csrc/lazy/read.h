@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Reads: each subscribes to its units, and has a deadline. */
-#ifndef LAZY_READ_H
-#define LAZY_READ_H
+#pragma once
 
 #include <stdint.h>
 
@@ -48,5 +47,3 @@ struct lazy_read {
 void read_send(struct core *core, struct lazy_read *read);
 /* Fails all reads that wait, on the fetcher's thread. */
 void reads_fail_all(struct core *core, int err);
-
-#endif

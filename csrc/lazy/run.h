@@ -3,8 +3,7 @@
  * A run: one request, for units that are neighbours, to one mirror. Each of them is the core's again
  * as soon as it is whole, so a failure costs only those that lack.
  */
-#ifndef LAZY_RUN_H
-#define LAZY_RUN_H
+#pragma once
 
 #include <openssl/types.h>
 #include <stdbool.h>
@@ -150,5 +149,3 @@ void runs_resume(struct core *core);
 /* The unit that arrives is whole, and has no part in it any more. */
 void run_leave(struct run *run);
 void run_free(struct run *run);
-
-#endif

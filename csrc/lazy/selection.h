@@ -9,8 +9,7 @@
  *
  * All numbers are little-endian. Whoever wrote it, nothing in it is believed before it is checked.
  */
-#ifndef LAZY_SELECTION_H
-#define LAZY_SELECTION_H
+#pragma once
 
 #include <assert.h>
 #include <stdint.h>
@@ -91,5 +90,3 @@ void selection_plan(const struct selection *selection, const struct codec_index 
  */
 int selection_parts(const struct selection *selection, uint64_t unit, const void *pieces,
 		    size_t bytes, uint32_t gap, uint8_t *data, struct codec_part *parts);
-
-#endif

@@ -4,8 +4,7 @@
  * A kind of mirror is one file in lazy/mirror/ that ends in MIRROR_KIND(ops).
  * docs/materialisation.md explains the terms.
  */
-#ifndef LAZY_SOURCE_H
-#define LAZY_SOURCE_H
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -206,5 +205,3 @@ static inline struct mirror *mirror_object(struct mirror *mirror)
 {
 	return mirror->origin ?: mirror;
 }
-
-#endif

@@ -3,8 +3,7 @@
  * What a server has of one map. It is opened once, however many segments show ranges of it. The
  * control connection adds to it and asks for statistics.
  */
-#ifndef LAZY_SPACE_H
-#define LAZY_SPACE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -47,5 +46,3 @@ void space_close(struct space *space);
 
 /* The first of all open spaces, or NULL. The list does not change while the server serves. */
 struct space *space_first(void);
-
-#endif

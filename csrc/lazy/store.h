@@ -5,8 +5,7 @@
  * store_path() may wait for the disk, so neither queue threads nor the fetcher's thread may make
  * them. Any other thread may: mutexes protect the store.
  */
-#ifndef LAZY_STORE_H
-#define LAZY_STORE_H
+#pragma once
 
 #include <jansson.h>
 #include <stdint.h>
@@ -144,5 +143,3 @@ int store_check_index(struct store *store, const struct source *source);
 /* Writes a digest, or a key, as 64 hexadecimal digits. */
 void digest_to_hex(const uint8_t digest[static SOURCE_DIGEST_BYTES],
 		   char hex[static 2 * SOURCE_DIGEST_BYTES + 1]);
-
-#endif

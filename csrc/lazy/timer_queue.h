@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* A queue of timers on the thread of an event loop. All times are CLOCK_MONOTONIC. */
-#ifndef LAZY_TIMER_QUEUE_H
-#define LAZY_TIMER_QUEUE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -40,5 +39,3 @@ static inline bool timer_is_set(const struct timer *timer)
 {
 	return link_is_in_list(&timer->link);
 }
-
-#endif

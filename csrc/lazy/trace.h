@@ -4,8 +4,7 @@
  * or not. Blocks are smaller than units, which have much that nobody has read. Queue threads add to
  * it without a lock. Its memory is allocated when it begins.
  */
-#ifndef LAZY_TRACE_H
-#define LAZY_TRACE_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -75,5 +74,3 @@ static inline void trace_note(struct trace *trace, const struct source *source, 
 	if (__builtin_expect(relaxed_load(&trace->log) != NULL, 0))
 		trace_note_blocks(trace, source, offset, length);
 }
-
-#endif

@@ -4,8 +4,7 @@
  * server has it and a limit per host. mirror/exchange.h makes the requests and checks the
  * responses.
  */
-#ifndef LAZY_TRANSFER_H
-#define LAZY_TRANSFER_H
+#pragma once
 
 #include <curl/curl.h>
 #include <stdbool.h>
@@ -52,5 +51,3 @@ CURL *transfer_easy(void);
 int transfer_start(struct transfer *transfer, struct fetcher *fetcher);
 /* Stops it, on the same thread. done() is not called any more. */
 void transfer_stop(struct transfer *transfer);
-
-#endif

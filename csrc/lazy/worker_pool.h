@@ -3,8 +3,7 @@
  * Pools of threads (workers) for jobs that block. Workers stay in the mount namespace that they
  * were started in, and have no working directory in it.
  */
-#ifndef LAZY_WORKER_POOL_H
-#define LAZY_WORKER_POOL_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -75,5 +74,3 @@ bool worker_pool_cancel(struct worker_pool *pool, struct pool_job *job);
 void lazy_thread_init(const char *name, enum confine_role role);
 /* Makes LAZY_STACK_BYTES the default size of stacks, because libraries start threads too. */
 int lazy_small_stacks(void);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Maps btrfs' logical addresses to devices, with the chunk tree as a sorted array. */
-#ifndef PHYSMAP_CHUNKS_H
-#define PHYSMAP_CHUNKS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -60,5 +59,3 @@ void chunk_map_deinit(struct chunk_map *map);
  */
 int chunk_map_pieces(struct chunk_map *map, uint64_t *position, uint64_t end, chunk_piece_fn emit,
 		     void *context);
-
-#endif

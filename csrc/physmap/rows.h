@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Rows of a physical map, and the formats that they are written in. */
-#ifndef PHYSMAP_ROWS_H
-#define PHYSMAP_ROWS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -62,5 +61,3 @@ const struct map_format *map_format_find(const char *name);
 
 /* Writes out what is buffered. Returns 0 or the first error of this output. */
 int map_output_flush(struct map_output *output);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Lists one object's items of one type in a btrfs tree, by key (BTRFS_IOC_TREE_SEARCH_V2). */
-#ifndef PHYSMAP_SEARCH_H
-#define PHYSMAP_SEARCH_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -37,5 +36,3 @@ void tree_search_deinit(struct tree_search *search);
  * negative errno: -EPERM without CAP_SYS_ADMIN in the initial user namespace.
  */
 int tree_search_next(struct tree_search *search, struct tree_item *item);
-
-#endif

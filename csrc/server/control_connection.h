@@ -3,8 +3,7 @@
  * A connected control socket: JSON lines in both directions (docs/design/protocol.md). Each request
  * is answered before the next one is read.
  */
-#ifndef SERVER_CONTROL_CONNECTION_H
-#define SERVER_CONTROL_CONNECTION_H
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -70,5 +69,3 @@ enum control_action control_receive(struct control_connection *connection,
  */
 enum control_action control_finish(struct control_connection *connection,
 				   const struct control_subject *subject);
-
-#endif

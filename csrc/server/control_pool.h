@@ -4,8 +4,7 @@
  * each starts the next, so that all of them see the host's files: one thread always waits for work,
  * and starts another one before it begins.
  */
-#ifndef SERVER_CONTROL_POOL_H
-#define SERVER_CONTROL_POOL_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -48,5 +47,3 @@ bool control_pool_submit(struct control_pool *pool, struct control_job *job);
 struct control_job *control_pool_take(struct control_pool *pool);
 
 void control_job_free(struct control_job *job);
-
-#endif

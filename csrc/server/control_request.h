@@ -3,8 +3,7 @@
  * The requests that a control connection accepts, and their answers (docs/design/protocol.md). A
  * kind of request is a function with CONTROL_REQUEST(kind) behind it; nothing else has to name it.
  */
-#ifndef SERVER_CONTROL_REQUEST_H
-#define SERVER_CONTROL_REQUEST_H
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -76,5 +75,3 @@ bool control_has_work(void);
 json_t *control_whole(json_t *reply, uint64_t losses);
 /* Returns {"error": TEXT}, or NULL when memory is short. */
 json_t *control_error(const char *text);
-
-#endif

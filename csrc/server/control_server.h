@@ -3,8 +3,7 @@
  * The control socket that any process of the same user may connect to. Unlike the owner, its
  * clients may leave at any time, and none of them can hold up the others, whatever it does.
  */
-#ifndef SERVER_CONTROL_SERVER_H
-#define SERVER_CONTROL_SERVER_H
+#pragma once
 
 #include <poll.h>
 #include <stdint.h>
@@ -51,5 +50,3 @@ enum control_action control_server_finish(struct control_server *server,
 enum control_action control_server_serve(struct control_server *server,
 					 const struct control_subject *subject,
 					 const struct pollfd fds[static CONTROL_POLL_FDS]);
-
-#endif

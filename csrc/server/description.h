@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The JSON description of an address space, as specified in docs/design/protocol.md. */
-#ifndef SERVER_DESCRIPTION_H
-#define SERVER_DESCRIPTION_H
+#pragma once
 
 #include <stdio.h>
 
@@ -13,5 +12,3 @@
  * message (-EINVAL: the description is wrong).
  */
 int description_load(FILE *input, const char *name, struct engine *engine);
-
-#endif

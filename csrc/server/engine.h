@@ -9,8 +9,7 @@
  * parts, which run one after the other. That is rare, and keeps common requests free of allocation
  * and counting. A request is answered as a whole, or fails as a whole.
  */
-#ifndef SERVER_ENGINE_H
-#define SERVER_ENGINE_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -176,5 +175,3 @@ void engine_count(const struct engine *engine, unsigned kind, struct kind_stats 
  * this.
  */
 uint64_t engine_count_refused(const struct engine *engine);
-
-#endif

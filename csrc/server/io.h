@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* A request to the device's address space, for front ends, engine and segments. */
-#ifndef SERVER_IO_H
-#define SERVER_IO_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -72,5 +71,3 @@ struct io {
 	struct message message; /* sent by worker_answer() and engine_answer() */
 	int message_result;	/* the result that it brings */
 };
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* A server's life from the ready event to the stopped event: who may end it, and when it ends. */
-#ifndef SERVER_LIFETIME_H
-#define SERVER_LIFETIME_H
+#pragma once
 
 #include "server/control_connection.h"
 #include "server/control_server.h"
@@ -55,5 +54,3 @@ void lifetime_end(struct lifetime *lifetime, bool handed_over);
 
 /* Raises the soft limit of open files to the hard one. */
 void lifetime_allow_descriptors(void);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The command line of btrfs-ublk-server. */
-#ifndef SERVER_OPTIONS_H
-#define SERVER_OPTIONS_H
+#pragma once
 
 #include <sched.h>
 #include <stdbool.h>
@@ -54,5 +53,3 @@ int server_options_parse(int argc, char **argv, struct server_options *options);
  * of arguments that are no options. Returns 0, or -EINVAL after a message.
  */
 int server_options_check(const struct server_options *options, int words);
-
-#endif

@@ -7,8 +7,7 @@
  * single CPU it would have to wait for whatever runs there, often the very program that it answers,
  * while the next CPU is idle.
  */
-#ifndef SERVER_PLACEMENT_H
-#define SERVER_PLACEMENT_H
+#pragma once
 
 #include <jansson.h>
 #include <sched.h>
@@ -38,5 +37,3 @@ int placement_choose(struct placement *placement, const cpu_set_t *submitters, c
 
 /* Returns [[cpu, ...], ...] with the CPUs of each thread so far, or NULL when memory is short. */
 json_t *placement_json(const struct placement *placement);
-
-#endif

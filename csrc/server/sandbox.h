@@ -3,8 +3,7 @@
  * Keeps a block server from waiting for itself: its memory cannot be paged out, its allocations
  * cannot start I/O, and it does not see file systems that may lie on its own device.
  */
-#ifndef SERVER_SANDBOX_H
-#define SERVER_SANDBOX_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -31,5 +30,3 @@ int sandbox_make_realtime(void);
  * Returns false without CAP_SYS_RESOURCE, as in some containers; sandbox_enter() has warned then.
  */
 bool sandbox_has_io_flushers(void);
-
-#endif

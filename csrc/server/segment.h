@@ -3,8 +3,7 @@
  * A segment is a range of the device that one kind answers. A kind is one file in segment/ that
  * ends in SEGMENT_KIND(ops); only the list of sources in meson.build names it.
  */
-#ifndef SERVER_SEGMENT_H
-#define SERVER_SEGMENT_H
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -89,5 +88,3 @@ int description_take_bool(json_t *keys, const char *key, bool *value);
 int description_take_string(json_t *keys, const char *key, char **value);
 /* The same for a key that may be missing, which leaves `*value` as it is. */
 int description_take_optional_string(json_t *keys, const char *key, char **value);
-
-#endif

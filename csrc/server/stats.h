@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#ifndef SERVER_STATS_H
-#define SERVER_STATS_H
+#pragma once
 
 #include <jansson.h>
 
@@ -34,5 +33,3 @@
  * A queue is a thread of the front end; "in_flight" are requests that it has and did not answer yet.
  */
 json_t *stats_json(const struct engine *engine);
-
-#endif

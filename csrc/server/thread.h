@@ -3,8 +3,7 @@
  * A thread that serves I/O. It is pinned and protected (sandbox.h), reports whether it can serve,
  * and serves until there is nothing more to do.
  */
-#ifndef SERVER_THREAD_H
-#define SERVER_THREAD_H
+#pragma once
 
 #include <pthread.h>
 #include <sched.h>
@@ -43,5 +42,3 @@ int thread_start(struct thread *thread);
 void thread_join(struct thread *thread);
 /* Returns false when the thread has not ended within `wait_ms`; it must be joined later. */
 bool thread_join_within(struct thread *thread, unsigned wait_ms);
-
-#endif

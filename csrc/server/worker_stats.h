@@ -11,8 +11,7 @@
  * WORKER_STATS_SAMPLED rounds where all is answered at once. Each part of a split request counts
  * for its kind.
  */
-#ifndef SERVER_WORKER_STATS_H
-#define SERVER_WORKER_STATS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -167,5 +166,3 @@ static inline void worker_stats_part(struct worker_stats *stats, unsigned kind, 
 
 /* To be called when the front end has sent its answers, or is about to. */
 void worker_stats_end_round(struct worker_stats *stats);
-
-#endif

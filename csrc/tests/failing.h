@@ -3,8 +3,7 @@
  * Calls of this process that fail: allocations, also of libraries, and some system calls. The
  * program that has failing.c defines these functions in the place of libc's, or of the sanitizer's.
  */
-#ifndef TESTS_FAILING_H
-#define TESTS_FAILING_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -23,5 +22,3 @@ struct failing {
 void failing_begin(const char *kind, unsigned long nth, bool later);
 /* Nothing fails any more. Returns how many have. */
 unsigned long failing_end(void);
-
-#endif

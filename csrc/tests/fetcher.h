@@ -4,8 +4,7 @@
  * is told to (link with -Wl,--wrap=clock_gettime), jobs that are done when the fuzzer says so, and
  * runs that check what they get.
  */
-#ifndef TESTS_FETCHER_H
-#define TESTS_FETCHER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -40,5 +39,3 @@ void fuzz_do_job(unsigned number);
 void fuzz_do_jobs(void);
 /* Begins a run, of which source, mirror, offset, length and so on are set. */
 void fuzz_request_start(struct fuzz_request *request);
-
-#endif

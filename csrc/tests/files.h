@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* A directory in memory whose files are changed and restored, for fuzzers of what is on disk. */
-#ifndef TESTS_FILES_H
-#define TESTS_FILES_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -37,5 +36,3 @@ void fuzz_files_change(const struct fuzz_files *files, struct fuzz_input *input)
 /* Writes "DIRECTORY/NAME" to `path`. */
 const char *fuzz_files_path(const struct fuzz_files *files, const char *name,
 			    char path[static 512]);
-
-#endif

@@ -5,8 +5,7 @@
  * at random; else they are random. Some programs take no PATH. In a build with -Dfuzz=true, clang's
  * libFuzzer makes the strings and has its own options; FUZZ_PATH has the PATHs then, between colons.
  */
-#ifndef TESTS_FUZZ_H
-#define TESTS_FUZZ_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -58,6 +57,4 @@ uint64_t fuzz_take(struct fuzz_input *input, size_t bytes);
 	{                                                \
 		return fuzz_main(&(fuzzer), argc, argv); \
 	}
-#endif
-
 #endif

@@ -3,8 +3,7 @@
  * A healthy image in memory, whose superblocks and tree blocks are changed, mostly with correct
  * checksums, and then restored. For fuzzers of what reads images.
  */
-#ifndef TESTS_IMAGES_H
-#define TESTS_IMAGES_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -18,5 +17,3 @@ void fuzz_image_load(const char *path);
 /* Changes it as the input says (change() has how), has `look` look at it, and restores it. */
 void fuzz_image_change(const uint8_t *data, size_t length, void (*look)(int fd));
 void fuzz_image_free(void);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The output of btrfs-ublk-checkseed, as text or as one line of JSON. */
-#ifndef TOOLS_CHECKSEED_PRINT_H
-#define TOOLS_CHECKSEED_PRINT_H
+#pragma once
 
 #include "btrfs/check/check.h"
 #include "btrfs/layout.h"
@@ -11,5 +10,3 @@ int print_layout(const char *path, const struct reader *reader, const struct lay
 		 bool as_json);
 int print_report(const char *path, const struct layout *layout, const struct report *report,
 		 bool as_json);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Opens images and devices that are about to be changed, unless they are in use. */
-#ifndef TOOLS_EXCLUSIVE_H
-#define TOOLS_EXCLUSIVE_H
+#pragma once
 
 /*
  * Opens a regular file, or a block device, for reading and writing. A device must not be mounted or
@@ -10,5 +9,3 @@
  * anything that is neither file nor device, or that of open(2).
  */
 int open_exclusive(const char *path);
-
-#endif

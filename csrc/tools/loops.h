@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The loop devices of all namespaces, and the devices of all mounted btrfs, as sysfs lists them. */
-#ifndef TOOLS_LOOPS_H
-#define TOOLS_LOOPS_H
+#pragma once
 
 #include <limits.h>
 
@@ -16,5 +15,3 @@ int loops_each(int (*each)(void *context, unsigned number), void *context);
  * a negative errno after a message.
  */
 int btrfs_has_device(const char *device, char entry[static PATH_MAX]);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* What btrfs-ublk-mkimage is asked to do: JSON on standard input. */
-#ifndef TOOLS_MKIMAGE_DESCRIPTION_H
-#define TOOLS_MKIMAGE_DESCRIPTION_H
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -55,5 +54,3 @@ enum { DIGEST_TEXT_BYTES = sizeof("sha256:") + 2 * (size_t)DIFF_ID_BYTES };
 
 /* Writes "sha256:…". */
 const char *digest_format(const uint8_t digest[DIFF_ID_BYTES], char text[static DIGEST_TEXT_BYTES]);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Which bytes of a layer's tar its part of the data object consists of, for servers. */
-#ifndef TOOLS_MKIMAGE_SELECTION_H
-#define TOOLS_MKIMAGE_SELECTION_H
+#pragma once
 
 #include "image/data.h"
 #include "tools/mkimage-description.h"
@@ -9,5 +8,3 @@
 /* Writes a selection (lazy/selection.h) to an empty file. Returns 0 or a negative errno, with an error. */
 int selection_write(int fd, const struct layer *layer, uint32_t unit_bytes, struct data *data,
 		    struct error *error);
-
-#endif

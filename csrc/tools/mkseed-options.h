@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The command line of btrfs-ublk-mkseed, which is checked before anything is touched. */
-#ifndef TOOLS_MKSEED_OPTIONS_H
-#define TOOLS_MKSEED_OPTIONS_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -33,5 +32,3 @@ int options_parse(struct options *options, int argc, char **argv);
  * -EINVAL after a message when $SOURCE_DATE_EPOCH is not a time.
  */
 int options_fill_identity(struct options *options);
-
-#endif

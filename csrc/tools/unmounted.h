@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Opens images and devices for programs that only read, but need the content not to change. */
-#ifndef TOOLS_UNMOUNTED_H
-#define TOOLS_UNMOUNTED_H
+#pragma once
 
 /*
  * Opens a regular file or a block device, read-only. A device must not be mounted or otherwise held
@@ -10,5 +9,3 @@
  * device, or that of open(2).
  */
 int open_unmounted(const char *path);
-
-#endif

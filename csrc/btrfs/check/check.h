@@ -3,8 +3,7 @@
  * Checks an unmounted image against all rules for seeds. Does not stop at the first violation:
  * each one becomes an entry of the report.
  */
-#ifndef BTRFS_CHECK_CHECK_H
-#define BTRFS_CHECK_CHECK_H
+#pragma once
 
 #include "btrfs/check/report.h"
 #include "btrfs/layout.h"
@@ -15,5 +14,3 @@
  * the report proves nothing. Fills `layout` as far as it is known.
  */
 int check_image(struct reader *reader, struct layout *layout, struct report *report);
-
-#endif

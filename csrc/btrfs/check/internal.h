@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The types and functions that the files of the check share. */
-#ifndef BTRFS_CHECK_INTERNAL_H
-#define BTRFS_CHECK_INTERNAL_H
+#pragma once
 
 #include "btrfs/check/report.h"
 #include "btrfs/cursor.h"
@@ -70,5 +69,3 @@ int check_space(struct check *check);	     /* space.c: device, chunks, block gro
 int check_free_space(struct check *check);   /* freespace.c */
 int check_subvolumes(struct check *check);   /* subvolumes.c: where each is */
 int check_virtual_file(struct check *check); /* virtual.c: rules for seeds only */
-
-#endif

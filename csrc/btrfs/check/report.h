@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The report of a check: violations, notes and counts. */
-#ifndef BTRFS_CHECK_REPORT_H
-#define BTRFS_CHECK_REPORT_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -56,5 +55,3 @@ void report_add(struct report *report, const char *rule, const char *format, ...
 	__attribute__((format(printf, 3, 4)));
 void report_note(struct report *report, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
-
-#endif

@@ -3,8 +3,7 @@
  * Administration of a cache, while servers use it. `key` has 64 hexadecimal digits, like the names
  * of its files.
  */
-#ifndef CACHE_ADMIN_H
-#define CACHE_ADMIN_H
+#pragma once
 
 #include "lazy/cache.h"
 
@@ -32,5 +31,3 @@ int cache_admin_limit(struct cache *cache, uint64_t max_bytes, uint64_t *reserve
 		      struct error *error);
 /* Evicts until at most `bytes` are left. -ENOSPC: pinned contents take more. */
 int cache_shrink(struct cache *cache, uint64_t bytes);
-
-#endif

@@ -9,8 +9,7 @@
  * KEY.bits	the header, and which units are there; flock(2): who changes that
  * KEY.pin	empty: this content is never evicted
  */
-#ifndef CACHE_FORMAT_H
-#define CACHE_FORMAT_H
+#pragma once
 
 #include <assert.h>
 #include <stddef.h>
@@ -97,5 +96,3 @@ static inline uint64_t cache_group_count(uint64_t units)
 {
 	return (units + CACHE_GROUP_UNITS - 1) / CACHE_GROUP_UNITS;
 }
-
-#endif

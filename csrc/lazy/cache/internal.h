@@ -5,8 +5,7 @@
  * Locks are taken in this order: the directory's (cache_lock()), objects_lock, an object's
  * (object_lock()), state_lock(), frequency_lock, pending_lock. Readers take none.
  */
-#ifndef CACHE_INTERNAL_H
-#define CACHE_INTERNAL_H
+#pragma once
 
 #include <endian.h>
 #include <pthread.h>
@@ -373,5 +372,3 @@ void state_write_number(struct cache *cache, size_t place, uint64_t number);
 /* The bytes of all cached units, over all contents. */
 uint64_t cache_bytes(const struct cache *cache);
 void cache_add_bytes(struct cache *cache, int64_t difference);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Credentials of S3 stores, from where Amazon's tools keep them. */
-#ifndef LAZY_MIRROR_AWSCONFIG_H
-#define LAZY_MIRROR_AWSCONFIG_H
+#pragma once
 
 #include "base/error.h"
 
@@ -21,5 +20,3 @@ struct aws_login {
 int aws_login_find(const char *path, const char *profile, struct aws_login *login,
 		   struct error *error);
 void aws_login_clear(struct aws_login *login);
-
-#endif

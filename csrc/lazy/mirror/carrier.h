@@ -5,8 +5,7 @@
  * libcurl, carrier_http1.h what is plain and frequent. mirror/exchange.h decides which, and what a
  * response is worth.
  */
-#ifndef LAZY_MIRROR_CARRIER_H
-#define LAZY_MIRROR_CARRIER_H
+#pragma once
 
 #include <curl/curl.h>
 #include <stdbool.h>
@@ -96,5 +95,3 @@ struct carriage {
 	struct http1_host *host;
 	struct http1_connection *connection;
 };
-
-#endif

@@ -3,11 +3,8 @@
  * All requests by libcurl. Its handles are kept for a while, set up for the requests of a login to
  * a URL, so that the next such request sets only its range and its deadline.
  */
-#ifndef LAZY_MIRROR_CARRIER_CURL_H
-#define LAZY_MIRROR_CARRIER_CURL_H
+#pragma once
 
 #include "lazy/mirror/carrier.h"
 
 extern const struct carrier carrier_curl;
-
-#endif

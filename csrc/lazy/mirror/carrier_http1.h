@@ -9,11 +9,8 @@
  * all to that host. When a server has closed a kept connection meanwhile, the request is made again
  * on a new one.
  */
-#ifndef LAZY_MIRROR_CARRIER_HTTP1_H
-#define LAZY_MIRROR_CARRIER_HTTP1_H
+#pragma once
 
 #include "lazy/mirror/carrier.h"
 
 extern const struct carrier carrier_http1;
-
-#endif

@@ -3,8 +3,7 @@
  * How a registry says what it wants to be asked with: WWW-Authenticate (RFC 9110, 11.6).
  * btrfs_ublk/image/challenge.py has the same rules.
  */
-#ifndef LAZY_MIRROR_CHALLENGE_H
-#define LAZY_MIRROR_CHALLENGE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -28,5 +27,3 @@ void challenge_clear(struct challenge *challenge);
  */
 int challenge_request(const struct challenge *challenge, const char *repository,
 		      const char *identity_token, char **url, char **form);
-
-#endif

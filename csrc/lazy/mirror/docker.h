@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Credentials of container registries, from where Docker's client and podman keep them. */
-#ifndef LAZY_MIRROR_DOCKER_H
-#define LAZY_MIRROR_DOCKER_H
+#pragma once
 
 #include <stdint.h>
 
@@ -26,5 +25,3 @@ struct docker_login {
 int docker_login_find(const char *path, const char *registry, const char *repository,
 		      uint64_t *seen, struct docker_login *login, struct error *error);
 void docker_login_clear(struct docker_login *login);
-
-#endif

@@ -4,8 +4,7 @@
  * from https to http, and without credentials to other hosts), has the login renewed once, and
  * accepts only what was asked for.
  */
-#ifndef LAZY_MIRROR_EXCHANGE_H
-#define LAZY_MIRROR_EXCHANGE_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -86,5 +85,3 @@ void exchange_login_failed(struct exchange *exchange, int err, enum fetch_failur
 /* Waits for the remote's login, and then calls one of the above. */
 void login_wait(struct exchange *exchange);
 void login_wait_no_more(struct exchange *exchange);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Helper programs, with input, output and a time limit; and how often they run. */
-#ifndef LAZY_MIRROR_HELPER_H
-#define LAZY_MIRROR_HELPER_H
+#pragma once
 
 #include <stdint.h>
 
@@ -22,5 +21,3 @@
  */
 int helper_ask(const char *const arguments[], const char *input, uint32_t timeout_ms,
 	       uint64_t *seen, struct secret *output, int *status, struct error *error);
-
-#endif

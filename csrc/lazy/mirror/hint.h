@@ -3,8 +3,7 @@
  * Hints for sources that cannot be read, in one table by what has happened. A doubtful hint is left
  * out. Keys are named as in descriptions and volume definitions.
  */
-#ifndef LAZY_MIRROR_HINT_H
-#define LAZY_MIRROR_HINT_H
+#pragma once
 
 #include <curl/curl.h>
 #include <stdbool.h>
@@ -23,5 +22,3 @@ const char *hint_for_request(const struct failed_request *failed);
 /* Return a hint for a file that is a source, or has credentials; `err` is a negative errno. */
 const char *hint_for_source_file(int err);
 const char *hint_for_secret_file(int err);
-
-#endif

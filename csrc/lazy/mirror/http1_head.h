@@ -3,8 +3,7 @@
  * The head of a response of HTTP/1.1 whose body has a known length (RFC 9112), and nothing else:
  * whatever might be understood in two ways is refused, and left to libcurl.
  */
-#ifndef LAZY_MIRROR_HTTP1_HEAD_H
-#define LAZY_MIRROR_HTTP1_HEAD_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -30,5 +29,3 @@ struct http1_head {
  * - a head of more than HTTP1_HEAD_MAX_BYTES
  */
 int http1_head_parse(const char *data, size_t length, struct http1_head *head);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The hosts that are asked by plain HTTP/1.1, and the connections to them, which are kept. */
-#ifndef LAZY_MIRROR_HTTP1_POOL_H
-#define LAZY_MIRROR_HTTP1_POOL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -71,5 +70,3 @@ void http1_keep_idle(struct http1 *http1, struct http1_connection *connection);
 void http1_leave_idle(struct http1_connection *connection);
 /* NB: it must not have a request any more. Closing ends in the loop. */
 void http1_close(struct http1_connection *connection);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Requests of carrier_http1.h as text. */
-#ifndef LAZY_MIRROR_HTTP1_REQUEST_H
-#define LAZY_MIRROR_HTTP1_REQUEST_H
+#pragma once
 
 #include "lazy/mirror/carrier.h"
 
@@ -26,5 +25,3 @@ bool http1_request_is_plain(const struct carriage *carriage, struct http1_target
  */
 size_t http1_request_write(const struct carriage *carriage, const struct http1_target *target,
 			   char text[static HTTP1_REQUEST_MAX_BYTES]);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Which key of a configuration file counts for an image: credentials.py has the same rules. */
-#ifndef LAZY_MIRROR_LOGIN_KEY_H
-#define LAZY_MIRROR_LOGIN_KEY_H
+#pragma once
 
 #include <jansson.h>
 
@@ -11,5 +10,3 @@
  * part of a host's name may be a pattern, as for the kubelet.
  */
 const json_t *login_key_find(const json_t *entries, const char *registry, const char *repository);
-
-#endif

@@ -3,8 +3,7 @@
  * Runs and inquiries of a mirror that is one object behind a URL, and whose data begin with a struct
  * remote.
  */
-#ifndef LAZY_MIRROR_OBJECT_H
-#define LAZY_MIRROR_OBJECT_H
+#pragma once
 
 #include "lazy/identity.h"
 #include "lazy/mirror/response.h"
@@ -46,5 +45,3 @@ struct object_front {
 	void (*inquire)(struct inquiry *inquiry);
 };
 extern const struct object_front *object_front; /* NULL: nowhere else */
-
-#endif

@@ -4,8 +4,7 @@
  * files (or obtained from a token server) when it is needed, and again when it has become old or is
  * refused.
  */
-#ifndef LAZY_MIRROR_REMOTE_H
-#define LAZY_MIRROR_REMOTE_H
+#pragma once
 
 #include <curl/curl.h>
 #include <jansson.h>
@@ -195,5 +194,3 @@ void login_publish(struct remote *remote, struct login *login);
 /* Adds a header, printf()-like. Returns 0 or -ENOMEM. */
 int login_add_header(struct login *login, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
-
-#endif

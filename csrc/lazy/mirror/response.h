@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The head of a response, and whether the body is the range that was asked for. */
-#ifndef LAZY_MIRROR_RESPONSE_H
-#define LAZY_MIRROR_RESPONSE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -61,5 +60,3 @@ struct response_verdict response_judge(const struct response *response,
 				       const struct wanted_range *wanted, struct error *error);
 /* Judges a status that is no success. */
 struct response_verdict response_judge_status(unsigned status, struct error *error);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Small files with certificates and credentials, and the protection of what was read. */
-#ifndef LAZY_MIRROR_SECRET_H
-#define LAZY_MIRROR_SECRET_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -41,5 +40,3 @@ void secret_guard_process(void);
  * To be called before there are other threads, or any JSON.
  */
 void secret_guard_json(void);
-
-#endif

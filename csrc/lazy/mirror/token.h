@@ -9,8 +9,7 @@
  * TEXT, "refused": BOOL}, with times of CLOCK_MONOTONIC until when it is good, somebody asks, and
  * nobody may ask again, as the token server has failed, or refused the credentials. flock(2) guards it. Without that directory, each process has its own.
  */
-#ifndef LAZY_MIRROR_TOKEN_H
-#define LAZY_MIRROR_TOKEN_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -50,5 +49,3 @@ enum token_state token_find(const char *key, bool wanted, uint64_t refused, char
  */
 void token_tell(struct fetcher *fetcher, const char *key, const char *text, const char *why,
 		bool refused, uint64_t until_ns);
-
-#endif

@@ -3,8 +3,7 @@
  * The system's certificates, to verify TLS servers. libcurl would read their file on the fetcher's
  * thread, which may have to answer that very read. So a worker reads it, for all mirrors.
  */
-#ifndef LAZY_MIRROR_TRUST_H
-#define LAZY_MIRROR_TRUST_H
+#pragma once
 
 #include <curl/curl.h>
 
@@ -19,5 +18,3 @@ void trust_put(struct x509_store_st *store);
 
 /* Makes `easy` use them instead of reading its own. Does nothing with NULL. */
 void trust_set(struct x509_store_st *store, CURL *easy);
-
-#endif

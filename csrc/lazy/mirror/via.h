@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Rules of this server: which caches are in front of which hosts; see docs/design/hosts.md. */
-#ifndef LAZY_MIRROR_VIA_H
-#define LAZY_MIRROR_VIA_H
+#pragma once
 
 #include <jansson.h>
 
@@ -19,5 +18,3 @@ enum via_rules { VIA_OF_DEVICE, VIA_OF_HOST, VIA_RULES };
 int via_rules_set(enum via_rules whose, const json_t *rules, struct error *error);
 /* To be called when no source is parsed any more. */
 void via_rules_free(enum via_rules whose);
-
-#endif

@@ -6,8 +6,7 @@
  *
  * The server believes nothing that it receives: the stream's own copy is what is checked and used.
  */
-#ifndef LAZY_PROCESS_CHANNEL_H
-#define LAZY_PROCESS_CHANNEL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -142,5 +141,3 @@ int channel_receive(struct channel *channel);
 int channel_next(struct channel *channel, struct channel_head *head, const uint8_t **body);
 /* Takes the next text of a body. Returns NULL when there is no whole one. */
 const char *channel_text(const uint8_t **at, const uint8_t *end);
-
-#endif

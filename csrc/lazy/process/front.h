@@ -3,8 +3,7 @@
  * Has a process without privileges ask servers, in the place of object.c: one per fetcher, which is
  * started when it is needed. See docs/design/fetching.md.
  */
-#ifndef LAZY_PROCESS_FRONT_H
-#define LAZY_PROCESS_FRONT_H
+#pragma once
 
 /*
  * Names the program; NULL: btrfs-ublk-fetch beside this one. It ends after `idle_ms` without work;
@@ -14,5 +13,3 @@
  * Returns 0, or a negative errno where descriptors or memory lack to open it.
  */
 int front_use(const char *program, unsigned idle_ms);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* What front.c (runs, logins and messages) and life.c (the process) share; for nobody else. */
-#ifndef LAZY_PROCESS_INTERNAL_H
-#define LAZY_PROCESS_INTERNAL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -133,5 +132,3 @@ void life_flush(struct front *front);
 void life_end(struct front *front, const char *why);
 /* Ends it, when there are no runs any more, and nobody will ask what has become of it. */
 void life_close(struct front *front);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* A login as bytes: the server reads it, and its fetch process uses it. */
-#ifndef LAZY_PROCESS_LOGIN_TEXT_H
-#define LAZY_PROCESS_LOGIN_TEXT_H
+#pragma once
 
 #include "lazy/mirror/remote.h"
 
@@ -12,5 +11,3 @@ enum { LOGIN_TEXT_MAX_BYTES = 5 << 20 };
 int login_pack(const struct login *login, struct secret *text);
 /* Adds what `text` has to an empty login. Returns 0, -EPROTO or -ENOMEM. */
 int login_unpack(const void *text, size_t bytes, struct login *login);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Starts and ends the program that fetches; on the thread for that (CONFINE_SPAWN). */
-#ifndef LAZY_PROCESS_SPAWN_H
-#define LAZY_PROCESS_SPAWN_H
+#pragma once
 
 #include <stdint.h>
 #include <sys/types.h>
@@ -18,5 +17,3 @@ struct spawned {
 int spawn_start(int program_fd, struct spawned *spawned, struct error *error);
 /* Kills it, and waits for its end. Then nothing of it is left. */
 void spawn_end(pid_t pid);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* What the parts of the store share. */
-#ifndef LAZY_STORE_INTERNAL_H
-#define LAZY_STORE_INTERNAL_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -297,5 +296,3 @@ void digest_pages_free(struct store *store);
 void store_lock_after_pins(struct store *store);
 int pin_queue_init(struct pin_queue *queue);
 void pin_queue_deinit(struct pin_queue *queue);
-
-#endif

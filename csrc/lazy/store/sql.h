@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* A thin layer over SQLite with negative errnos and struct error. */
-#ifndef LAZY_STORE_SQL_H
-#define LAZY_STORE_SQL_H
+#pragma once
 
 #include <sqlite3.h>
 #include <stddef.h>
@@ -31,5 +30,3 @@ int sql_step(sqlite3_stmt *statement);
 int sql_do(sqlite3_stmt *statement);
 /* Reads the single number that a query yields. */
 int sql_number(sqlite3 *db, const char *query, sqlite3_int64 *number);
-
-#endif

@@ -5,8 +5,7 @@
  * "always" (where it is offered), "asked" (by an option), or "never". "offered" is null where this
  * process cannot find out.
  */
-#ifndef FRONTEND_FEATURES_H
-#define FRONTEND_FEATURES_H
+#pragma once
 
 #include <jansson.h>
 
@@ -16,5 +15,3 @@ enum feature_offer { FEATURE_UNKNOWN = -1, FEATURE_MISSING, FEATURE_OFFERED };
 int features_unavailable(json_t *about, const char *what, int err, const char *hint);
 int features_add(json_t *about, const char *name, const char *since, enum feature_offer offered,
 		 const char *used, const char *reason);
-
-#endif

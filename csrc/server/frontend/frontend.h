@@ -3,8 +3,7 @@
  * A front end makes a block device (or a file) of the engine's address space, and passes requests
  * to the engine's workers. Each is one file (or prefix) behind one ops table.
  */
-#ifndef SERVER_FRONTEND_H
-#define SERVER_FRONTEND_H
+#pragma once
 
 #include <jansson.h>
 #include <stdint.h>
@@ -138,5 +137,3 @@ int frontend_print_features(void);
 const struct frontend_ops *frontend_find(const char *name);
 /* Returns the first one that this kernel supports; or NULL, after a message. */
 const struct frontend_ops *frontend_default(void);
-
-#endif

@@ -4,8 +4,7 @@
  * back all but one. A queue must not wait for memory, because its answers may be what frees some.
  * So this thread waits, and the queue goes on with the records that it has.
  */
-#ifndef FRONTEND_FUSE_ALLOCATOR_H
-#define FRONTEND_FUSE_ALLOCATOR_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -31,5 +30,3 @@ int fuse_allocator_start(struct fuse_allocator *allocator);
  * queues must not be freed.
  */
 bool fuse_allocator_stop(struct fuse_allocator *allocator);
-
-#endif

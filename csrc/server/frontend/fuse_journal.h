@@ -12,8 +12,7 @@
  * So a record gets its pages before a request is received into it, and gives them back when no
  * request has needed it for a while.
  */
-#ifndef FRONTEND_FUSE_JOURNAL_H
-#define FRONTEND_FUSE_JOURNAL_H
+#pragma once
 
 #include <linux/fuse.h>
 #include <stdbool.h>
@@ -129,5 +128,3 @@ static inline void fuse_record_clear(struct fuse_record *record)
 	__atomic_store_n(&record->header.len, 0, __ATOMIC_RELEASE);
 	__atomic_store_n(&record->executed, 0, __ATOMIC_RELEASE);
 }
-
-#endif

@@ -5,8 +5,7 @@
  * with its last user: there is nothing to unmount, and nothing stays when all processes were
  * killed.
  */
-#ifndef FRONTEND_FUSE_MOUNT_H
-#define FRONTEND_FUSE_MOUNT_H
+#pragma once
 
 #include <stdint.h>
 
@@ -16,5 +15,3 @@
  * is open.
  */
 int fuse_mount_detached(int fuse_fd, uint32_t max_read_bytes);
-
-#endif

@@ -3,8 +3,7 @@
  * One thread of the FUSE front end, with its own descriptor of the connection, ring, buffers and
  * engine worker. It answers what it receives.
  */
-#ifndef FRONTEND_FUSE_QUEUE_H
-#define FRONTEND_FUSE_QUEUE_H
+#pragma once
 
 #include <fuse_lowlevel.h>
 #include <liburing.h>
@@ -112,5 +111,3 @@ extern const struct fuse_custom_io fuse_queue_io;
  */
 void fuse_queue_submit(fuse_req_t request, enum io_op op, uint64_t offset, size_t length,
 		       bool flag);
-
-#endif

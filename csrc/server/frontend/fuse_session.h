@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The file system of the FUSE connection: a directory with one file, which is the address space. */
-#ifndef FRONTEND_FUSE_SESSION_H
-#define FRONTEND_FUSE_SESSION_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -29,5 +28,3 @@ struct fuse_export {
  * memory is short.
  */
 struct fuse_session *fuse_export_session(struct fuse_export *export, int fuse_fd);
-
-#endif

@@ -4,8 +4,7 @@
  * it, with all requests that are not answered. The next server makes its own session believe that
  * the kernel has sent INIT. What the dead server had received is in its journal (fuse_journal.h).
  */
-#ifndef FRONTEND_FUSE_TAKEOVER_H
-#define FRONTEND_FUSE_TAKEOVER_H
+#pragma once
 
 #include <stdint.h>
 
@@ -30,5 +29,3 @@ void fuse_introduce(struct fuse_session *session);
  * threads waits for that size. Returns 0, or a negative errno after a message.
  */
 int fuse_forget_size(int device_fd, uint64_t inode);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Examines and removes ublk devices whose server is gone. */
-#ifndef FRONTEND_UBLK_ADMIN_H
-#define FRONTEND_UBLK_ADMIN_H
+#pragma once
 
 #include <stdint.h>
 
@@ -27,5 +26,3 @@ struct ublk_control;
  * Returns 0 or -EBUSY, without a message.
  */
 int ublk_withdraw_device(struct ublk_control *control, int dev_dir, unsigned id, int *claim_fd);
-
-#endif

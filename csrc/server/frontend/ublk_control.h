@@ -3,8 +3,7 @@
  * /dev/ublk-control: one wrapper per control command. Each waits at most UBLK_CONTROL_WAIT_S (some
  * kernels hang in ADD_DEV or START_DEV) and returns 0 or a negative errno, without a message.
  */
-#ifndef FRONTEND_UBLK_CONTROL_H
-#define FRONTEND_UBLK_CONTROL_H
+#pragma once
 
 #include <liburing.h>
 #include <sched.h>
@@ -73,5 +72,3 @@ int ublk_delete_device(struct ublk_control *control, uint32_t id);
 
 /* "live", "quiesced", ...: UBLK_S_DEV_*. */
 const char *ublk_state_name(unsigned state);
-
-#endif

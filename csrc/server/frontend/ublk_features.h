@@ -3,8 +3,7 @@
  * The features of the ublk driver, whether the server asks for them, and why. To add or remove one,
  * change one row of the table in ublk_features.c.
  */
-#ifndef FRONTEND_UBLK_FEATURES_H
-#define FRONTEND_UBLK_FEATURES_H
+#pragma once
 
 #include <jansson.h>
 #include <stdint.h>
@@ -38,5 +37,3 @@ int ublk_features_choose(const struct ublk_control *control, uint64_t on, uint64
 
 /* See frontend_ops.features. */
 int ublk_features_describe(json_t *about);
-
-#endif

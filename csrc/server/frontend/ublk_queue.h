@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* One ublk hardware queue: a thread with its own ring, buffers and engine worker. */
-#ifndef FRONTEND_UBLK_QUEUE_H
-#define FRONTEND_UBLK_QUEUE_H
+#pragma once
 
 #include <liburing.h>
 #include <stdbool.h>
@@ -51,5 +50,3 @@ int ublk_queue_start(struct ublk_queue *queue);
 void ublk_queue_join(struct ublk_queue *queue);
 /* Returns false when it has not ended within `wait_ms`; it must be joined later. */
 bool ublk_queue_join_within(struct ublk_queue *queue, unsigned wait_ms);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* ublk devices that outlive their server: recovery modes, and taking a device over. */
-#ifndef FRONTEND_UBLK_RECOVERY_H
-#define FRONTEND_UBLK_RECOVERY_H
+#pragma once
 
 #include <stdint.h>
 
@@ -49,5 +48,3 @@ int ublk_recovery_begin(struct ublk_control *control, int dev_dir,
  * descriptor, or a negative errno after a message.
  */
 int ublk_open_char_device(int dev_dir, uint32_t id);
-
-#endif

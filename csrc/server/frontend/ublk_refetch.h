@@ -6,8 +6,7 @@
  * next START_USER_RECOVERY then fails for good (no queue has one), or follows a null pointer (some
  * have). So before that command, each queue gets a thread that has served it and ended.
  */
-#ifndef FRONTEND_UBLK_REFETCH_H
-#define FRONTEND_UBLK_REFETCH_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -19,5 +18,3 @@
  * a message.
  */
 int ublk_refetch(int device_fd, const struct ublksrv_ctrl_dev_info *info, bool encoded);
-
-#endif

@@ -3,8 +3,7 @@
  * What <linux/ublk_cmd.h> gained after Linux 6.1, whose header Debian 12 has. Values from the
  * kernel's include/uapi/linux/ublk_cmd.h.
  */
-#ifndef FRONTEND_UBLK_UAPI_H
-#define FRONTEND_UBLK_UAPI_H
+#pragma once
 
 #include <linux/ioctl.h>
 #include <linux/ublk_cmd.h>
@@ -125,5 +124,3 @@ _Static_assert(sizeof(struct ublksrv_ctrl_cmd) == 32 &&
 #define UBLK_ENCODE_CTRL_READ(opcode) ((uint32_t)_IOR('u', opcode, struct ublksrv_ctrl_cmd))
 #define UBLK_ENCODE_CTRL_WRITE(opcode) ((uint32_t)_IOWR('u', opcode, struct ublksrv_ctrl_cmd))
 #define UBLK_ENCODE_IO(opcode) ((uint32_t)_IOWR('u', opcode, struct ublksrv_io_cmd))
-
-#endif

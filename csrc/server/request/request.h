@@ -3,8 +3,7 @@
  * What requests to a map have in common. They come over the server's control connection; each is
  * one function, and all run on threads of their own (server/control_pool.h).
  */
-#ifndef SERVER_REQUEST_H
-#define SERVER_REQUEST_H
+#pragma once
 
 #include <jansson.h>
 #include <stdint.h>
@@ -68,5 +67,3 @@ json_t *map_mapping_json(const struct mapping *mapping);
  * the first fetch).
  */
 const char *map_digests_of(const struct source *source);
-
-#endif

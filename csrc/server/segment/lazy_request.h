@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* A read of a lazy segment: finds its mappings, and where to read each of them. */
-#ifndef SEGMENT_LAZY_REQUEST_H
-#define SEGMENT_LAZY_REQUEST_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -25,5 +24,3 @@ struct lazy_segment {
 /* As segment_ops.read and segment_ops.complete. */
 int lazy_request_begin(struct segment *segment, struct io *io);
 int lazy_request_complete(struct segment *segment, struct io *io, int result);
-
-#endif

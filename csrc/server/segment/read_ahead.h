@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* For sequential readers, fetches what comes next before they ask for it. */
-#ifndef SEGMENT_READ_AHEAD_H
-#define SEGMENT_READ_AHEAD_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -36,5 +35,3 @@ struct read_ahead {
  */
 void read_ahead(struct read_ahead *state, struct fetcher *fetcher, const struct mapping *mapping,
 		uint64_t offset, uint32_t length);
-
-#endif
