@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/size.h"
 #include "btrfs/key.h"
 #include "btrfs/super.h"
@@ -34,15 +35,8 @@ int chunk_list_add(struct chunk_list *list, const struct chunk *chunk)
 {
 	if (!chunk_is_valid(list, chunk))
 		return -EINVAL;
-	if (list->count == list->capacity) {
-		size_t capacity = list->capacity ? 2 * list->capacity : 16;
-		void *chunks = reallocarray(list->chunks, capacity, sizeof(*chunk));
-
-		if (!chunks)
-			return -ENOMEM;
-		list->chunks = chunks;
-		list->capacity = capacity;
-	}
+	if (array_reserve(list->chunks, list->capacity, list->count + 1))
+		return -ENOMEM;
 	list->chunks[list->count++] = *chunk;
 	return 0;
 }

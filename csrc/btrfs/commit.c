@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "btrfs/super.h"
 #include "btrfs/trees.h"
 
@@ -42,15 +43,8 @@ static int measure_place(void *context, unsigned level, uint64_t *bytenr)
 {
 	struct late_tree *late = context;
 
-	if (late->next == late->capacity) {
-		size_t capacity = late->capacity ? 2 * late->capacity : 64;
-		void *blocks = reallocarray(late->blocks, capacity, sizeof(*late->blocks));
-
-		if (!blocks)
-			return -ENOMEM;
-		late->blocks = blocks;
-		late->capacity = capacity;
-	}
+	if (array_reserve(late->blocks, late->capacity, late->next + 1))
+		return -ENOMEM;
 	if (late->next >= late->count || late->blocks[late->next].level != level)
 		late->changed = true;
 	late->blocks[late->next++].level = (uint8_t)level;

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/array.h"
 #include "btrfs/csum.h"
 
 void extent_list_deinit(struct extent_list *list)
@@ -14,15 +15,8 @@ void extent_list_deinit(struct extent_list *list)
 
 int extent_list_add(struct extent_list *list, const struct extent *extent)
 {
-	if (list->count == list->capacity) {
-		size_t capacity = list->capacity ? 2 * list->capacity : 256;
-		void *extents = reallocarray(list->extents, capacity, sizeof(*extent));
-
-		if (!extents)
-			return -ENOMEM;
-		list->extents = extents;
-		list->capacity = capacity;
-	}
+	if (array_reserve(list->extents, list->capacity, list->count + 1))
+		return -ENOMEM;
 	list->extents[list->count++] = *extent;
 	list->sorted = false;
 	return 0;

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/cleanup.h"
 #include "btrfs/cursor.h"
 #include "btrfs/reader.h"
@@ -104,15 +105,8 @@ static int insert_chunk(struct reader *reader, const char *where, struct chunk_l
 {
 	size_t slot = list->count;
 
-	if (list->count == list->capacity) {
-		size_t capacity = list->capacity ? 2 * list->capacity : 16;
-		void *chunks = reallocarray(list->chunks, capacity, sizeof(*chunk));
-
-		if (!chunks)
-			return reader_fail(reader, -ENOMEM, "%s: no memory", where);
-		list->chunks = chunks;
-		list->capacity = capacity;
-	}
+	if (array_reserve(list->chunks, list->capacity, list->count + 1))
+		return reader_fail(reader, -ENOMEM, "%s: no memory", where);
 	while (slot && list->chunks[slot - 1].logical > chunk->logical)
 		slot--;
 	if ((slot &&

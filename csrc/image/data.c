@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/cleanup.h"
 #include "base/crypto.h"
 #include "base/fileio.h"
@@ -304,16 +305,8 @@ static int add_origin(struct piece *piece, uint64_t offset, size_t bytes)
 		last[-1].bytes += (uint32_t)bytes;
 		return 0;
 	}
-	if (piece->origin_count == piece->origin_room) {
-		unsigned room = piece->origin_room * 2 + 4;
-		struct piece_origin *grown =
-			reallocarray(piece->origins, room, sizeof(*piece->origins));
-
-		if (!grown)
-			return -ENOMEM;
-		piece->origins = grown;
-		piece->origin_room = room;
-	}
+	if (array_reserve(piece->origins, piece->origin_room, piece->origin_count + 1))
+		return -ENOMEM;
 	piece->origins[piece->origin_count++] =
 		(struct piece_origin){ piece->bytes, (uint32_t)bytes, offset };
 	return 0;

@@ -6,23 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
+
 enum { LINKS_MAX = 65535 }; /* BTRFS_LINK_MAX */
-
-/* Makes room for one element more. */
-static int reserve(void **elements, size_t *capacity, size_t count, size_t size)
-{
-	size_t wanted = *capacity ? 2 * *capacity : 64;
-	void *grown;
-
-	if (count < *capacity)
-		return 0;
-	grown = reallocarray(*elements, wanted, size);
-	if (!grown)
-		return -ENOMEM;
-	*elements = grown;
-	*capacity = wanted;
-	return 0;
-}
 
 void emit_tree_deinit(struct emit_tree *emit)
 {
@@ -106,8 +92,7 @@ static int emit_names(struct emit_tree *emit, struct tree_builder *tree, uint32_
 	for (uint32_t at = model_inode(model, number)->name; at && !ret;) {
 		const struct model_entry *entry = model_entry(model, at);
 
-		ret = reserve((void **)&emit->names, &emit->name_capacity, count,
-			      sizeof(*emit->names));
+		ret = array_reserve(emit->names, emit->name_capacity, count + 1);
 		if (!ret)
 			emit->names[count++] = (struct inode_name){
 				.parent = entry->parent,
@@ -128,8 +113,7 @@ static int emit_attributes(struct emit_tree *emit, struct tree_builder *tree, ui
 	int ret = 0;
 
 	while (!ret && model_attribute_next(emit->model, &place, &attribute)) {
-		ret = reserve((void **)&emit->entries, &emit->entry_capacity, count,
-			      sizeof(*emit->entries));
+		ret = array_reserve(emit->entries, emit->entry_capacity, count + 1);
 		if (!ret)
 			emit->entries[count++] = (struct dir_entry){
 				.name = attribute.name,
@@ -151,8 +135,7 @@ static int emit_entries(struct emit_tree *emit, struct tree_builder *tree, uint3
 	for (uint32_t at = model_inode(model, number)->directory.first; at && !ret;) {
 		const struct model_entry *entry = model_entry(model, at);
 
-		ret = reserve((void **)&emit->entries, &emit->entry_capacity, count,
-			      sizeof(*emit->entries));
+		ret = array_reserve(emit->entries, emit->entry_capacity, count + 1);
 		if (!ret)
 			emit->entries[count++] = (struct dir_entry){
 				.name = model_name(model, entry),

@@ -29,7 +29,8 @@ struct piece {
 	uint32_t inode;
 	uint64_t file_offset;
 	struct piece_origin *origins; /* only where somebody asks for them */
-	unsigned origin_count, origin_room;
+	unsigned origin_count;
+	size_t origin_room;
 
 	/* Outputs. */
 	int error; /* 0 or a negative errno */

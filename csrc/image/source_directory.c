@@ -15,13 +15,13 @@
 #include <sys/sysmacros.h>
 #include <sys/xattr.h>
 
+#include "base/array.h"
 #include "base/cleanup.h"
 #include "image/place.h"
 #include "image/source.h"
 
 enum {
 	READ_BYTES = 1 << 20,
-	NAMES_FIRST = 16,
 	ATTRIBUTES_MAX = 1024,
 };
 
@@ -99,7 +99,7 @@ static int list_names(struct reading *reading, struct level *level)
 {
 	int copy = openat(reading->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	DIR *stream = copy < 0 ? NULL : fdopendir(copy);
-	uint32_t room = 0;
+	size_t room = 0;
 	int err = 0;
 
 	if (!stream) {
@@ -119,17 +119,9 @@ static int list_names(struct reading *reading, struct level *level)
 		}
 		if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, ".."))
 			continue;
-		if (level->count == room) {
-			char **names;
-
-			room = room ? 2 * room : NAMES_FIRST;
-			names = reallocarray(level->names, room, sizeof(*names));
-			if (!names) {
-				err = -ENOMEM;
-				break;
-			}
-			level->names = names;
-		}
+		err = array_reserve(level->names, room, level->count + 1);
+		if (err)
+			break;
 		level->names[level->count] = strdup(entry->d_name);
 		if (!level->names[level->count])
 			err = -ENOMEM;
@@ -341,16 +333,9 @@ static int descend(struct reading *reading, int fd, const char *name, uint32_t i
 	struct level *level;
 	int err;
 
-	if (reading->depth == reading->room) {
-		size_t room = reading->room ? 2 * reading->room : 16;
-		struct level *levels = reallocarray(reading->levels, room, sizeof(*levels));
-
-		if (!levels) {
-			close(fd);
-			return failed(reading, -ENOMEM, name, "no memory");
-		}
-		reading->levels = levels;
-		reading->room = room;
+	if (array_reserve(reading->levels, reading->room, reading->depth + 1)) {
+		close(fd);
+		return failed(reading, -ENOMEM, name, "no memory");
 	}
 	level = &reading->levels[reading->depth++];
 	*level = (struct level){ .inode = inode, .dev = stat->st_dev, .ino = stat->st_ino };

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/array.h"
 #include "base/cleanup.h"
 #include "image/source.h"
 #include "image/tree_content.h"
@@ -64,26 +65,6 @@ static int no_memory(struct reading *reading)
 	return reader_fail(reading->reader, -ENOMEM, "no memory");
 }
 
-/* Makes room for `count` elements. */
-static int reserve(struct reading *reading, void *elements, size_t *capacity, size_t count,
-		   size_t size)
-{
-	void **at = elements;
-	size_t wanted = *capacity ? *capacity : 16;
-	void *grown;
-
-	if (count <= *capacity)
-		return 0;
-	while (wanted < count)
-		wanted *= 2;
-	grown = reallocarray(*at, wanted, size);
-	if (!grown)
-		return no_memory(reading);
-	*at = grown;
-	*capacity = wanted;
-	return 0;
-}
-
 /* ---- Directories ---- */
 
 static void directory_deinit(struct directory *directory)
@@ -121,11 +102,14 @@ static int add_name(struct reading *reading, struct directory *directory)
 		return cursor_fail(cursor, "it leads to inode %" PRIu64, target.objectid);
 	if (directory->text_bytes > UINT32_MAX - bytes)
 		return cursor_fail(cursor, "there are too many names in a directory");
-	ret = reserve(reading, &directory->names, &directory->capacity, directory->count + 1,
-		      sizeof(*directory->names));
+	ret = array_reserve(directory->names, directory->capacity, directory->count + 1) ?
+		      no_memory(reading) :
+		      0;
 	if (!ret)
-		ret = reserve(reading, &directory->texts, &directory->text_capacity,
-			      directory->text_bytes + bytes, 1);
+		ret = array_reserve(directory->texts, directory->text_capacity,
+				    directory->text_bytes + bytes) ?
+			      no_memory(reading) :
+			      0;
 	if (ret)
 		return ret;
 	directory->names[directory->count++] = (struct name){
@@ -172,8 +156,9 @@ static int push(struct reading *reading, uint64_t inode, size_t path_bytes)
 					  directory.names[i].bytes,
 					  directory.texts + directory.names[i].text);
 	if (!err)
-		err = reserve(reading, &reading->stack, &reading->stack_capacity,
-			      reading->depth + 1, sizeof(*reading->stack));
+		err = array_reserve(reading->stack, reading->stack_capacity, reading->depth + 1) ?
+			      no_memory(reading) :
+			      0;
 	if (err)
 		directory_deinit(&directory);
 	else
@@ -321,11 +306,15 @@ static int add_attribute(struct reading *reading, const uint8_t *name,
 	if (!name_bytes || name_bytes > NAME_MAX_BYTES || memchr(name, 0, name_bytes) ||
 	    reading->attribute_count == ATTRIBUTES_MAX)
 		return cursor_fail(&reading->items, "an attribute cannot have this name");
-	ret = reserve(reading, &reading->attributes, &reading->attribute_capacity,
-		      reading->attribute_count + 1, sizeof(*reading->attributes));
+	ret = array_reserve(reading->attributes, reading->attribute_capacity,
+			    reading->attribute_count + 1) ?
+		      no_memory(reading) :
+		      0;
 	if (!ret)
-		ret = reserve(reading, &reading->values, &reading->value_capacity,
-			      reading->value_bytes + size, 1);
+		ret = array_reserve(reading->values, reading->value_capacity,
+				    reading->value_bytes + size) ?
+			      no_memory(reading) :
+			      0;
 	if (ret)
 		return ret;
 	/* `values` may move until all are there: set_attributes(). */

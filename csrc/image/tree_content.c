@@ -8,6 +8,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/array.h"
+
 enum {
 	COMPRESSED_BYTES_MAX = 128 * 1024, /* BTRFS_MAX_COMPRESSED, and _UNCOMPRESSED */
 	READ_BYTES = 1024 * 1024,
@@ -150,15 +152,8 @@ static int add_region(struct tree_content *content, struct cursor *cursor, uint6
 		last->bytes += bytes;
 		return 0;
 	}
-	if (content->region_count == content->region_capacity) {
-		size_t capacity = content->region_capacity ? 2 * content->region_capacity : 16;
-		void *grown = reallocarray(content->regions, capacity, sizeof(*last));
-
-		if (!grown)
-			return no_memory(cursor);
-		content->regions = grown;
-		content->region_capacity = capacity;
-	}
+	if (array_reserve(content->regions, content->region_capacity, content->region_count + 1))
+		return no_memory(cursor);
 	content->regions[content->region_count++] = (struct tree_region){ offset, bytes };
 	return 0;
 }

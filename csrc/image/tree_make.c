@@ -15,6 +15,7 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#include "base/array.h"
 #include "base/list.h"
 #include "image/emit.h"
 #include "image/source.h"
@@ -183,15 +184,8 @@ static int enter(struct tree_maker *maker, const struct tree_entry *entry, const
 	struct made_directory wanted = wanted_of(entry);
 	int fd;
 
-	if (maker->depth == maker->stack_capacity) {
-		size_t capacity = maker->stack_capacity ? 2 * maker->stack_capacity : 16;
-		void *grown = reallocarray(maker->stack, capacity, sizeof(*maker->stack));
-
-		if (!grown)
-			return refuse(maker, entry->path, -ENOMEM, "no memory");
-		maker->stack = grown;
-		maker->stack_capacity = capacity;
-	}
+	if (array_reserve(maker->stack, maker->stack_capacity, maker->depth + 1))
+		return refuse(maker, entry->path, -ENOMEM, "no memory");
 	wanted.path_bytes = strlen(entry->path);
 	memcpy(maker->path, entry->path, wanted.path_bytes + 1);
 	if (keep_attributes(&wanted))

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/json_text.h"
 #include "base/size.h"
 #include "btrfs/format.h"
@@ -272,13 +273,8 @@ static int read_all(FILE *stream, char **text, size_t *length, struct error *err
 	size_t capacity = 0, got;
 
 	do {
-		if (*length == capacity) {
-			char *grown = realloc(*text, capacity += READ_BYTES);
-
-			if (!grown)
-				return error_set(error, -ENOMEM, "no memory");
-			*text = grown;
-		}
+		if (array_reserve(*text, capacity, *length + READ_BYTES))
+			return error_set(error, -ENOMEM, "no memory");
 		got = fread(*text + *length, 1, capacity - *length, stream);
 		*length += got;
 	} while (got);

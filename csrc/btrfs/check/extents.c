@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/cleanup.h"
 #include "btrfs/check/internal.h"
 
@@ -17,15 +18,8 @@ enum { KEY_EXTENT_OWNER_REF = 172 }; /* simple quotas: which tree made it; not a
 
 int ref_list_add(struct ref_list *list, const struct ref *ref)
 {
-	if (list->count == list->capacity) {
-		size_t capacity = list->capacity ? 2 * list->capacity : 256;
-		void *refs = reallocarray(list->refs, capacity, sizeof(*ref));
-
-		if (!refs)
-			return -ENOMEM;
-		list->refs = refs;
-		list->capacity = capacity;
-	}
+	if (array_reserve(list->refs, list->capacity, list->count + 1))
+		return -ENOMEM;
 	list->refs[list->count++] = *ref;
 	return 0;
 }
@@ -48,15 +42,8 @@ const struct used *check_find_used(const struct check *check, uint64_t start)
 
 static int add_used(struct check *check, const struct used *used)
 {
-	if (check->used_count == check->used_capacity) {
-		size_t capacity = check->used_capacity ? 2 * check->used_capacity : 256;
-		void *all = reallocarray(check->used, capacity, sizeof(*used));
-
-		if (!all)
-			return -ENOMEM;
-		check->used = all;
-		check->used_capacity = capacity;
-	}
+	if (array_reserve(check->used, check->used_capacity, check->used_count + 1))
+		return -ENOMEM;
 	check->used[check->used_count++] = *used;
 	return 0;
 }

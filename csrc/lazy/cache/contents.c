@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/array.h"
 #include "lazy/cache/internal.h"
 
 static bool is_bits(const char *name)
@@ -27,15 +28,8 @@ static int add_content(struct cache *cache, const char *name)
 	snprintf(data, sizeof(data), "%.*s.data", CACHE_NAME_BYTES - 1, name);
 	if (fstatat(cache->dir_fd, data, &status, AT_SYMLINK_NOFOLLOW))
 		return 0;
-	if (cache->content_count == cache->content_room) {
-		size_t room = cache->content_room ? 2 * cache->content_room : 16;
-		struct content *grown = realloc(cache->contents, room * sizeof(*grown));
-
-		if (!grown)
-			return -ENOMEM;
-		cache->contents = grown;
-		cache->content_room = room;
-	}
+	if (array_reserve(cache->contents, cache->content_room, cache->content_count + 1))
+		return -ENOMEM;
 	content = &cache->contents[cache->content_count++];
 	memcpy(content->name, name, CACHE_NAME_BYTES - 1);
 	content->name[CACHE_NAME_BYTES - 1] = '\0';

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/array.h"
 #include "lazy/cache/internal.h"
 
 static int compare(const void *left, const void *right)
@@ -170,15 +171,8 @@ int cache_ranges_add(struct cache_ranges *ranges, struct cache_object *object, u
 		end = object->units;
 	if (first >= end)
 		return 0;
-	if (ranges->count == ranges->room) {
-		size_t room = ranges->room ? 2 * ranges->room : 64;
-		struct cache_range *list = realloc(ranges->list, room * sizeof(*list));
-
-		if (!list)
-			return -ENOMEM;
-		ranges->list = list;
-		ranges->room = room;
-	}
+	if (array_reserve(ranges->list, ranges->room, ranges->count + 1))
+		return -ENOMEM;
 	ranges->list[ranges->count++] = (struct cache_range){ object, first, end };
 	return 0;
 }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/confine_process.h"
 #include "base/relaxed.h"
 #include "lazy/event.h"
@@ -80,18 +81,10 @@ static unsigned number_of(const struct slot *slot)
 
 static int know(struct front *front, struct mirror *mirror)
 {
-	unsigned room = front->known_room ? 2 * front->known_room : 16;
-	struct known *known;
-
 	if (mirror->known)
 		return 0;
-	if (front->known_count == front->known_room) {
-		known = realloc(front->known, room * sizeof(*known));
-		if (!known)
-			return -ENOMEM;
-		front->known = known;
-		front->known_room = room;
-	}
+	if (array_reserve(front->known, front->known_room, front->known_count + 1))
+		return -ENOMEM;
 	front->known[front->known_count++] = (struct known){ .mirror = mirror };
 	mirror->known = front->known_count;
 	return 0;

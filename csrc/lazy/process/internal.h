@@ -66,7 +66,8 @@ struct front {
 	unsigned question_count;
 	unsigned busy; /* slots and questions */
 	struct known *known;
-	unsigned known_count, known_room;
+	unsigned known_count;
+	size_t known_room;
 	unsigned logins; /* that are wanted */
 
 	/* The process. */

@@ -76,7 +76,8 @@ struct store {
 	sqlite3_stmt *same_pin, *same_identity; /* writer */
 
 	struct source **sources; /* number `id` is sources[id - 1] */
-	uint64_t source_count, source_room;
+	uint64_t source_count;
+	size_t source_room;
 	bool has_caches; /* of its sources, when it was loaded */
 	struct pin_queue pins;
 

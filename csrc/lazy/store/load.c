@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/json_text.h"
 #include "base/size.h"
 #include "lazy/store/internal.h"
@@ -22,19 +23,7 @@ uint32_t store_mapping_sum(uint64_t offset, uint64_t length, uint64_t source,
 
 int store_reserve_sources(struct store *store, uint64_t count)
 {
-	uint64_t room = store->source_room ?: 16;
-	struct source **sources;
-
-	if (store->source_count + count <= store->source_room)
-		return 0;
-	while (room < store->source_count + count)
-		room *= 2;
-	sources = realloc(store->sources, room * sizeof(struct source *));
-	if (!sources)
-		return -ENOMEM;
-	store->sources = sources;
-	store->source_room = room;
-	return 0;
+	return array_reserve(store->sources, store->source_room, store->source_count + count);
 }
 
 /* What is not as it should be, or could not be had for want of memory. */

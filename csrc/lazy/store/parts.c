@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/array.h"
 #include "base/cleanup.h"
 #include "base/fileio.h"
 #include "lazy/store/internal.h"
@@ -103,7 +104,8 @@ static int for_parts(sqlite3 *db, const char *query, uint64_t id, part_fn each, 
 
 struct head {
 	uint8_t *data;
-	uint64_t bytes, room, most;
+	uint64_t bytes, most;
+	size_t room;
 };
 
 static int append(const void *data, size_t bytes, void *argument)
@@ -112,15 +114,8 @@ static int append(const void *data, size_t bytes, void *argument)
 
 	if (head->bytes + bytes > head->most)
 		return -EUCLEAN;
-	if (head->bytes + bytes > head->room) {
-		uint64_t room = 2 * (head->bytes + bytes);
-		uint8_t *grown = realloc(head->data, room);
-
-		if (!grown)
-			return -ENOMEM;
-		head->data = grown;
-		head->room = room;
-	}
+	if (array_reserve(head->data, head->room, head->bytes + bytes))
+		return -ENOMEM;
 	if (bytes)
 		memcpy(head->data + head->bytes, data, bytes);
 	head->bytes += bytes;

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/cleanup.h"
 #include "base/clock.h"
 #include "base/relaxed.h"
@@ -36,15 +37,8 @@ static int list_runs(const struct store *store, const struct map *batch, struct 
 			list->runs[list->count - 1][1] = mapping->offset;
 			continue;
 		}
-		if (list->count == room) {
-			uint64_t(*grown)[2];
-
-			room = 2 * room ?: 16;
-			grown = realloc(list->runs, room * sizeof(*grown));
-			if (!grown)
-				return -ENOMEM;
-			list->runs = grown;
-		}
+		if (array_reserve(list->runs, room, list->count + 1))
+			return -ENOMEM;
 		list->runs[list->count][0] = list->runs[list->count][1] = mapping->offset;
 		list->count++;
 		next = map_next(store->map, mapping->offset);

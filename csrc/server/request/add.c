@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/cleanup.h"
 #include "base/fileio.h"
 #include "base/json_text.h"
@@ -54,19 +55,9 @@ static int take_number(const json_t *number, bool may_be_null, uint64_t *value)
 
 static int grow(struct batch *batch)
 {
-	size_t room = batch->room ? 2 * batch->room : 64;
-	struct store_addition *additions;
-
-	if (batch->count < batch->room)
-		return 0;
 	if (batch->count >= MAPPINGS_MAX)
 		return -E2BIG;
-	additions = realloc(batch->additions, room * sizeof(*additions));
-	if (!additions)
-		return -ENOMEM;
-	batch->additions = additions;
-	batch->room = room;
-	return 0;
+	return array_reserve(batch->additions, batch->room, batch->count + 1);
 }
 
 static int take_mapping(struct batch *batch, const json_t *row, struct error *error)

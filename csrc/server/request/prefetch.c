@@ -18,6 +18,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/array.h"
 #include "base/cleanup.h"
 #include "base/json_text.h"
 #include "base/size.h"
@@ -42,22 +43,12 @@ struct extents {
 
 static int grow(struct extents *extents, struct error *error)
 {
-	size_t room = extents->room ? 2 * extents->room : 64;
-	struct prefetch_extent *list;
-
-	if (extents->count < extents->room)
-		return 0;
 	if (extents->count >= PREFETCH_EXTENTS_MAX) {
 		error_set_hint(error, "prefetch a part of it, and then the next one");
 		return error_set(error, -E2BIG, "more than %d ranges are too many at once",
 				 PREFETCH_EXTENTS_MAX);
 	}
-	list = realloc(extents->list, room * sizeof(*list));
-	if (!list)
-		return -ENOMEM;
-	extents->list = list;
-	extents->room = room;
-	return 0;
+	return array_reserve(extents->list, extents->room, extents->count + 1);
 }
 
 /* Adds bytes of a source, as the units that contain them. */
