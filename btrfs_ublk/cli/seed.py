@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import sys
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
 from btrfs_ublk.base.entry import CountType, PathType, SizeType, json_option
-from btrfs_ublk.base.helpers import CHECKSEED, helper_path
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.new_file import write_new
@@ -28,6 +28,7 @@ from btrfs_ublk.seed.check import (
     check_seed,
     check_with_progs,
 )
+from btrfs_ublk.seed.inspect import SeedLayout, inspect_seed
 from btrfs_ublk.server import LazySegment
 from btrfs_ublk.units import format_size, parse_block_size
 
@@ -185,11 +186,63 @@ def inspect(path: Path, as_json: bool) -> None:
     Sizes, flags, chunks, strategy, virtual data, of a btrfs that is on one device. PATH
     is an image, or a device that is not mounted.
     """
-    helper = helper_path(CHECKSEED)
-    sys.stdout.flush()
-    options = ["--json"] if as_json else []
-    # The helper replaces this process, so that its output and status are ours.
-    os.execv(helper, [str(helper), "inspect", *options, "--", str(path)])
+    layout = inspect_seed(path)
+    if as_json:
+        click.echo(json.dumps(layout.to_dict()))
+        return
+    for name, value in _described(layout):
+        click.echo(f"  {name:13} {_printable(value)}" if name else _printable(value))
+
+
+def _described(layout: SeedLayout) -> Iterator[tuple[str, str]]:
+    device, image = layout.device_bytes, layout.file_bytes
+    kind = "seed" if layout.seeding else "file system"
+    yield "", f"{layout.path}: btrfs {kind} {layout.fsid}"
+    if layout.label:
+        yield "label", layout.label
+    yield "device", f"{layout.device_uuid}, {format_size(device)} ({device} bytes)"
+    if image != device:
+        yield "image", f"ends at {format_size(image)} ({image} bytes)"
+    yield "strategy", layout.strategy
+    yield "flags", " ".join(layout.flags) or "none"
+    yield "incompat", " ".join(layout.incompat_flags) or "none"
+    yield "compat_ro", " ".join(layout.compat_ro_flags) or "none"
+    nodes = format_size(layout.node_bytes)
+    generation = f"generation {layout.generation}"
+    yield "format", f"{generation}, nodes of {nodes}, {layout.checksum}"
+    mounted = f"mounted by default: {layout.default_subvolume}"
+    yield "subvolumes", f"{layout.subvolumes}; {mounted}"
+    for chunk in layout.chunks:
+        sizes = format_size(chunk.longest_bytes)
+        if chunk.shortest_bytes != chunk.longest_bytes:
+            sizes += f" down to {format_size(chunk.shortest_bytes)}"
+        what = f"{chunk.count} {chunk.type} {chunk.profile}"
+        yield "chunks", f"{what} of {sizes}, {format_size(chunk.total_bytes)} in all"
+    data = (
+        f"{layout.data_extents} data extents, {format_size(layout.data_extent_bytes)}"
+    )
+    used = format_size(layout.used_bytes)
+    yield "in use", f"{used}: {data}; {layout.tree_blocks} tree blocks"
+    sums = "without" if layout.new_files_nodatasum else "with"
+    yield "new files", f"{sums} checksums"
+    file = layout.virtual_data
+    if file is None:
+        yield "virtual data", "none found"
+        return
+    size = f"{format_size(file.size)} ({file.size} bytes)"
+    yield "virtual data", f"{file.filename}: inode {file.inode}, {size}"
+    if file.extents:
+        begin = f"from device offset {file.device_offset}"
+        yield "extents", f"{file.extents} {begin}"
+    if file.preallocated_extents:
+        text = f"{file.preallocated_extents} of them: these read as zeroes"
+        yield "preallocated", text
+    yield "file flags", " ".join(file.flags) or "none"
+
+
+def _printable(text: str) -> str:
+    """Texts from an image must not move the cursor or set colours of a terminal."""
+    return re.sub(r"[\0-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 @command.command()

@@ -95,7 +95,7 @@ def check_seed(path: Path) -> SeedReport:
     Raises BtrfsUblkError when it cannot be opened or is mounted. Anything else, even
     that there is no btrfs, is a violation.
     """
-    argv: list[str | Path] = [helper_path(CHECKSEED), "check", "--json", "--", path]
+    argv: list[str | Path] = [helper_path(CHECKSEED), "check", path]
     done = run(argv, timeout_s=TIMEOUT_S, ok_statuses=(0, 1))
     if not done.stdout:
         raise helper_error(done.stderr)

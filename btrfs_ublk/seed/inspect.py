@@ -88,7 +88,7 @@ class SeedLayout:
 
     @classmethod
     def from_json(cls, text: str) -> SeedLayout:
-        """Parse ``btrfs-ublk-checkseed inspect --json``. Raises BtrfsUblkError."""
+        """Parse ``btrfs-ublk-checkseed inspect``. Raises BtrfsUblkError."""
         try:
             keys = json.loads(text)
             virtual = keys["virtual_data"]
@@ -123,7 +123,7 @@ def inspect_seed(path: Path) -> SeedLayout:
     Raises BtrfsUblkError, which names the structure, when the path is mounted, is not a
     btrfs of one device, or has damaged trees.
     """
-    argv: list[str | Path] = [helper_path(CHECKSEED), "inspect", "--json", "--", path]
+    argv: list[str | Path] = [helper_path(CHECKSEED), "inspect", path]
     done = run(argv, timeout_s=TIMEOUT_S, ok_statuses=(0, 1))
     if done.returncode:
         raise helper_error(done.stderr)

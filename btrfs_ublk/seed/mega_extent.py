@@ -90,7 +90,7 @@ def make_seed(
         "--metadata-profile": metadata_profile,
         "--inherit-nodatasum": "on" if inherit_nodatasum else "off",
     }
-    argv: list[StrPath] = [helper_path(MKSEED), "--json"]
+    argv: list[StrPath] = [helper_path(MKSEED)]
     argv += [
         f"{option}={value}" for option, value in options.items() if value is not None
     ]

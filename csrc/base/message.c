@@ -3,6 +3,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 static const char *program_name = "btrfs-ublk";
 static bool verbose_enabled, has_error;
@@ -22,6 +23,16 @@ int print_version(void)
 {
 	printf("%s %s\n", program_name, BTRFS_UBLK_VERSION);
 	return fflush(stdout) ? EXIT_FAILED : EXIT_OK;
+}
+
+bool answer_options(int argc, char **argv, const char *help, int *status)
+{
+	bool wants_help = argc == 2 && !strcmp(argv[1], "--help");
+
+	if (!wants_help && (argc != 2 || strcmp(argv[1], "--version") != 0))
+		return false;
+	*status = wants_help ? print_help(help) : print_version();
+	return true;
 }
 
 int hint_usage(void)

@@ -20,6 +20,11 @@ void message_init(const char *program);
 /* The answers to --help and --version, on stdout. Each returns an exit status. */
 int print_help(const char *text);
 int print_version(void);
+/*
+ * Gives them to a program that has no other options. Returns whether it was asked for one, and if
+ * so, sets its exit status.
+ */
+bool answer_options(int argc, char **argv, const char *help, int *status);
 /* Says what is wrong with the usage, of which value unless that is NULL. Returns EXIT_USAGE. */
 int usage_error(const char *problem, const char *value);
 /* Says where the usage is explained, after a message of what is wrong. Returns EXIT_USAGE. */

@@ -11,7 +11,6 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <linux/btrfs.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -141,25 +140,12 @@ static int add_device(const char *device, const char *path)
 
 int main(int argc, char **argv)
 {
-	static const struct option long_options[] = {
-		{ "help", no_argument, NULL, 'h' },
-		{ "version", no_argument, NULL, 'V' },
-		{ 0 },
-	};
-	int option;
+	int status;
 
 	message_init(PROGRAM);
-	while ((option = getopt_long(argc, argv, "", long_options, NULL)) >= 0) {
-		switch (option) {
-		case 'h':
-			return print_help(usage_text);
-		case 'V':
-			return print_version();
-		default:
-			return hint_usage();
-		}
-	}
-	if (argc - optind != 2)
+	if (answer_options(argc, argv, usage_text, &status))
+		return status;
+	if (argc != 3)
 		return usage_error("DEVICE and TARGET are needed, and nothing else", NULL);
-	return add_device(argv[optind], argv[optind + 1]);
+	return add_device(argv[1], argv[2]);
 }

@@ -9,7 +9,6 @@
 #include <uuid/uuid.h>
 
 #include "base/cleanup.h"
-#include "base/size.h"
 
 struct flag_name {
 	uint64_t flag;
@@ -212,118 +211,12 @@ static int print_json(json_t *json)
 	ret = json_dumpf(json, stdout, JSON_COMPACT);
 	putchar('\n');
 	json_decref(json);
-	return ret ? -EIO : 0;
+	return fflush(stdout) ? -errno : ret || ferror(stdout) ? -EIO : 0;
 }
 
-/* Texts from the image must not move the cursor or set colours of a terminal. */
-static void print_safely(const char *text)
+int print_layout(const char *path, const struct reader *reader, const struct layout *layout)
 {
-	for (; *text; text++) {
-		if ((unsigned char)*text < 0x20 || *text == 0x7f)
-			printf("\\x%02x", (unsigned char)*text);
-		else
-			putchar(*text);
-	}
-}
-
-static void print_flags(const char *what, const struct flag_name *names, uint64_t flags)
-{
-	uint64_t unnamed = flags;
-
-	printf("  %-13s", what);
-	for (; names->flag; names++) {
-		if (flags & names->flag)
-			printf(" %s", names->name);
-		unnamed &= ~names->flag;
-	}
-	if (unnamed)
-		printf(" 0x%" PRIx64, unnamed);
-	printf("%s\n", flags ? "" : " none");
-}
-
-static void print_chunks(const struct chunk_list *chunks)
-{
-	struct chunk_sum sums[CHUNK_SUMS_MAX];
-	size_t count = sum_chunks(chunks, sums);
-	char size[SIZE_TEXT_BYTES];
-
-	for (size_t i = 0; i < count; i++) {
-		printf("  %-13s %" PRIu64 " %s %s of %s", i ? "" : "chunks", sums[i].count,
-		       chunk_type_name(sums[i].type), chunk_profile_name(sums[i].type),
-		       size_format(sums[i].longest, size));
-		if (sums[i].shortest != sums[i].longest)
-			printf(" down to %s", size_format(sums[i].shortest, size));
-		printf(", %s in all\n", size_format(sums[i].total, size));
-	}
-}
-
-static void print_file(const struct reader *reader, const struct layout *layout)
-{
-	const struct virtual_file *file = &layout->file;
-	char size[SIZE_TEXT_BYTES];
-
-	if (!layout->has_file) {
-		printf("  virtual data  none found\n");
-		return;
-	}
-	printf("  virtual data  ");
-	print_safely(file->name);
-	printf(": inode %" PRIu64 ", %s (%" PRIu64 " bytes)\n", file->inode_number,
-	       size_format(le64toh(file->inode.size), size), le64toh(file->inode.size));
-	if (file->extent_count)
-		printf("  %-13s %" PRIu64 " extents from device offset %" PRIu64 "\n", "",
-		       file->extent_count, device_offset(reader, file->logical));
-	if (file->prealloc_count)
-		printf("  %-13s %" PRIu64 " of them preallocated: these read as zeroes\n", "",
-		       file->prealloc_count);
-	print_flags("", inode_flags, le64toh(file->inode.flags));
-}
-
-static void layout_text(const char *path, const struct reader *reader, const struct layout *layout)
-{
-	const struct disk_super *super = &reader->super;
-	char size[SIZE_TEXT_BYTES], other[SIZE_TEXT_BYTES], uuid[UUID_STR_LEN];
-
-	uuid_unparse_lower(super->fsid, uuid);
-	printf("%s: btrfs %s %s\n", path, layout->is_seeding ? "seed" : "file system", uuid);
-	if (super->label[0]) {
-		printf("  label         ");
-		print_safely(super->label);
-		putchar('\n');
-	}
-	uuid_unparse_lower(super->device.uuid, uuid);
-	printf("  device        %s, %s (%" PRIu64 " bytes)\n", uuid,
-	       size_format(reader->device_bytes, size), reader->device_bytes);
-	if (reader->file_bytes != reader->device_bytes)
-		printf("  image         ends at %s (%" PRIu64 " bytes)\n",
-		       size_format(reader->file_bytes, size), reader->file_bytes);
-	printf("  strategy      %s\n", layout_strategy_name(layout->strategy));
-	print_flags("flags", super_flags, le64toh(super->flags));
-	print_flags("incompat", incompat_flags, le64toh(super->incompat_flags));
-	print_flags("compat_ro", compat_ro_flags, le64toh(super->compat_ro_flags));
-	printf("  format        generation %" PRIu64 ", nodes of %s, %s\n", reader->generation,
-	       size_format(reader->node_bytes, size), reader->csum->name);
-	printf("  subvolumes    %" PRIu64 "; mounted by default: %" PRIu64 "\n",
-	       layout->subvolume_count, layout->default_subvolume);
-	print_chunks(&reader->chunks);
-	printf("  in use        %s: %" PRIu64 " data extents, %s; %" PRIu64 " tree blocks\n",
-	       size_format(le64toh(super->bytes_used), size), layout->data_extent_count,
-	       size_format(layout->data_extent_bytes, other), layout->tree_block_count);
-	printf("  new files     %s checksums\n",
-	       layout->top_flags & INODE_NODATACOW ? "without" : "with");
-	print_file(reader, layout);
-}
-
-int print_layout(const char *path, const struct reader *reader, const struct layout *layout,
-		 bool as_json)
-{
-	int ret = 0;
-
-	if (as_json)
-		ret = print_json(layout_json(path, reader, layout));
-	else
-		layout_text(path, reader, layout);
-	return ret ? ret : fflush(stdout) ? -errno : ferror(stdout) ? -EIO : 0;
+	return print_json(layout_json(path, reader, layout));
 }
 
 static json_t *report_json(const char *path, const struct layout *layout,
@@ -345,31 +238,7 @@ static json_t *report_json(const char *path, const struct layout *layout,
 			 (json_int_t)report->extents, "references", (json_int_t)report->references);
 }
 
-static void report_text(const char *path, const struct layout *layout, const struct report *report)
+int print_report(const char *path, const struct layout *layout, const struct report *report)
 {
-	for (size_t i = 0; i < report->count; i++)
-		printf("%s: %s\n", report->violations[i].rule, report->violations[i].text);
-	if (report->total > report->count)
-		printf("and %" PRIu64 " more\n", report->total - report->count);
-	for (size_t i = 0; i < report->note_count; i++)
-		printf("note: %s\n", report->notes[i]);
-	printf("%s: ", path);
-	if (report->total)
-		printf("%" PRIu64 " violation%s", report->total, report->total == 1 ? "" : "s");
-	else
-		printf("clean, strategy %s", layout_strategy_name(layout->strategy));
-	printf("; %" PRIu64 " tree blocks, %" PRIu64 " extents, %" PRIu64 " references\n",
-	       report->tree_blocks, report->extents, report->references);
-}
-
-int print_report(const char *path, const struct layout *layout, const struct report *report,
-		 bool as_json)
-{
-	int ret = 0;
-
-	if (as_json)
-		ret = print_json(report_json(path, layout, report));
-	else
-		report_text(path, layout, report);
-	return ret ? ret : fflush(stdout) ? -errno : ferror(stdout) ? -EIO : 0;
+	return print_json(report_json(path, layout, report));
 }

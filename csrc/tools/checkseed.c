@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* btrfs-ublk-checkseed: prints the layout of a btrfs image, and checks whether it is sound. */
 #include <errno.h>
-#include <getopt.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -13,68 +12,39 @@
 #define PROGRAM "btrfs-ublk-checkseed"
 
 static const char help_text[] =
-	"Usage: " PROGRAM " inspect|check [OPTION]... IMAGE\n"
+	"Usage: " PROGRAM " inspect|check IMAGE\n"
 	"Look at a btrfs seed, or any btrfs of one device, in a file or on a block device\n"
-	"that is not mounted. Nothing is written.\n"
+	"that is not mounted, and print a line of JSON. Nothing is written.\n"
 	"\n"
-	"  inspect      print its layout: sizes, flags, chunks, the file of virtual data\n"
+	"  inspect      its layout: sizes, flags, chunks, the file of virtual data\n"
 	"  check        check all that has to hold of a seed: superblocks, trees and\n"
 	"               checksums; that chunks, device extents, block groups, extents,\n"
 	"               references, used and free space agree; the mapping of virtual\n"
-	"               data; each violation is one line\n"
+	"               data\n"
 	"\n"
-	"  --json       print one line of JSON\n"
 	"  --help, --version\n"
 	"\n"
 	"Exit status: 0 all is well, 1 a violation was found or IMAGE cannot be read, 2\n"
 	"wrong usage.\n";
 
-enum option_id { OPT_JSON = 256, OPT_HELP, OPT_VERSION };
-
-static const struct option long_options[] = {
-	{ "json", no_argument, NULL, OPT_JSON },
-	{ "help", no_argument, NULL, OPT_HELP },
-	{ "version", no_argument, NULL, OPT_VERSION },
-	{ 0 },
-};
-
 struct options {
 	const char *path;
 	bool check;
-	bool json;
 };
 
 /* Returns an exit status. There is work to do when it has set the path. */
 static int options_parse(struct options *options, int argc, char **argv)
 {
-	int id;
-
-	*options = (struct options){ 0 };
-	opterr = 0;
-	while ((id = getopt_long(argc, argv, "", long_options, NULL)) >= 0) {
-		switch (id) {
-		case OPT_JSON:
-			options->json = true;
-			break;
-		case OPT_HELP:
-			return print_help(help_text);
-		case OPT_VERSION:
-			return print_version();
-		default:
-			return usage_error("no such option, or not one with a value",
-					   argv[optind - 1]);
-		}
-	}
-	if (optind == argc)
+	if (argc < 2)
 		return usage_error("inspect or check is missing", NULL);
-	options->check = !strcmp(argv[optind], "check");
-	if (!options->check && strcmp(argv[optind], "inspect") != 0)
-		return usage_error("neither inspect nor check", argv[optind]);
-	if (argc - optind < 2 || !*argv[optind + 1])
+	options->check = !strcmp(argv[1], "check");
+	if (!options->check && strcmp(argv[1], "inspect") != 0)
+		return usage_error("neither inspect nor check", argv[1]);
+	if (argc < 3 || !*argv[2])
 		return usage_error("IMAGE is missing", NULL);
-	if (argc - optind > 2)
-		return usage_error("one IMAGE only; unexpected", argv[optind + 2]);
-	options->path = argv[optind + 1];
+	if (argc > 3)
+		return usage_error("one IMAGE only; unexpected", argv[3]);
+	options->path = argv[2];
 	return EXIT_OK;
 }
 
@@ -96,7 +66,7 @@ static int inspect(const struct options *options, struct reader *reader)
 		msg_hint("`" PROGRAM " check` lists all that is wrong");
 		return EXIT_FAILED;
 	}
-	ret = print_layout(options->path, reader, &layout, options->json);
+	ret = print_layout(options->path, reader, &layout);
 	return ret ? print_failed(ret) : EXIT_OK;
 }
 
@@ -116,7 +86,7 @@ static int check(const struct options *options, struct reader *reader, int open_
 			  ret == -ENOMEM ? strerror(ENOMEM) : reader->error);
 		return EXIT_FAILED;
 	}
-	ret = print_report(options->path, &layout, &report, options->json);
+	ret = print_report(options->path, &layout, &report);
 	if (ret)
 		return print_failed(ret);
 	return report.total ? EXIT_FAILED : EXIT_OK;
@@ -125,11 +95,13 @@ static int check(const struct options *options, struct reader *reader, int open_
 int main(int argc, char **argv)
 {
 	_cleanup_close_ int fd = -1;
-	struct options options;
+	struct options options = { 0 };
 	struct reader reader;
 	int status, ret;
 
 	message_init(PROGRAM);
+	if (answer_options(argc, argv, help_text, &status))
+		return status;
 	status = options_parse(&options, argc, argv);
 	if (!options.path)
 		return status;

@@ -58,10 +58,6 @@ static int arguments_parse(struct arguments *arguments, int argc, char **argv)
 {
 	uint64_t target, data;
 
-	if (argc == 2 && !strcmp(argv[1], "--help"))
-		return print_help(help_text);
-	if (argc == 2 && !strcmp(argv[1], "--version"))
-		return print_version();
 	if (argc != CHECK_ARGUMENTS && argc != ALL_ARGUMENTS)
 		return usage_error("three arguments are needed, or six", NULL);
 	if (!take_number(argv[2], UINT64_MAX, &arguments->subvolume))
@@ -116,6 +112,8 @@ int main(int argc, char **argv)
 	int status, ret;
 
 	message_init(PROGRAM);
+	if (answer_options(argc, argv, help_text, &status))
+		return status;
 	status = arguments_parse(&arguments, argc, argv);
 	if (!arguments.image)
 		return status;

@@ -448,10 +448,8 @@ int main(int argc, char **argv)
 	message_init(MKIMAGE_PROGRAM);
 	/* Report a limit on file sizes like any other failure. */
 	signal(SIGXFSZ, SIG_IGN);
-	if (argc == 2 && !strcmp(argv[1], "--help"))
-		return print_help(help_text);
-	if (argc == 2 && !strcmp(argv[1], "--version"))
-		return print_version();
+	if (answer_options(argc, argv, help_text, &status))
+		return status;
 	if (argc != 1)
 		return usage_error("unexpected", argv[1]);
 	for (int i = 0; i < OUTPUTS; i++)

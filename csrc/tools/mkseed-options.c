@@ -19,7 +19,7 @@ static const char help_text[] =
 	"Usage: " PROGRAM " [OPTION]... OUTPUT\n"
 	"Write a btrfs seed whose one file consists of virtual data: its blocks are not\n"
 	"in the image but come from a block device server. A plain mount does not show\n"
-	"that file, but a subvolume beside it. Needs no privileges.\n"
+	"that file, but a subvolume beside it. Prints a line of JSON. Needs no privileges.\n"
 	"\n"
 	"  --virtual-data-size SIZE     size of that file, 4M to 8E less 516G, in steps\n"
 	"                               of 4K (default: 4E)\n"
@@ -37,7 +37,6 @@ static const char help_text[] =
 	"                               server has to store; else it is sparse and of the\n"
 	"                               device's full size: a loop device over it mounts\n"
 	"  --force                      replace OUTPUT if it is a regular file\n"
-	"  --json                       describe the result as one line of JSON\n"
 	"  --help, --version\n"
 	"\n"
 	"For images that are the same byte for byte:\n"
@@ -205,7 +204,6 @@ enum option_id {
 	OPT_TIME,
 	OPT_METADATA_ONLY,
 	OPT_FORCE,
-	OPT_JSON,
 	OPT_HELP,
 	OPT_VERSION,
 };
@@ -224,7 +222,6 @@ static const struct option long_options[] = {
 	{ "time", required_argument, NULL, OPT_TIME },
 	{ "metadata-only", no_argument, NULL, OPT_METADATA_ONLY },
 	{ "force", no_argument, NULL, OPT_FORCE },
-	{ "json", no_argument, NULL, OPT_JSON },
 	{ "help", no_argument, NULL, OPT_HELP },
 	{ "version", no_argument, NULL, OPT_VERSION },
 	{ 0 },
@@ -271,9 +268,6 @@ static int parse_option(struct options *options, int id)
 		return 0;
 	case OPT_FORCE:
 		options->force = true;
-		return 0;
-	case OPT_JSON:
-		options->json = true;
 		return 0;
 	}
 	return -EINVAL;

@@ -13,7 +13,6 @@ struct options {
 	const char *output;
 	bool metadata_only;
 	bool force;
-	bool json;
 	bool has_time;
 	bool has_fsid;
 	bool has_device_uuid;

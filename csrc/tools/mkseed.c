@@ -114,44 +114,14 @@ static int print_json(const struct options *options, const struct stat *st)
 		"stub_chunk", (int)seed->has_stub, "metadata_profile",
 		seed->metadata_dup ? "dup" : "single", "inherit_nodatasum",
 		(int)seed->inherit_nodatasum);
-	if (!json)
-		return -ENOMEM;
-	ret = json_dumpf(json, stdout, JSON_COMPACT);
+	ret = json ? json_dumpf(json, stdout, JSON_COMPACT) : -ENOMEM;
 	putchar('\n');
 	json_decref(json);
-	return ret ? -EIO : 0;
-}
-
-static void print_text(const struct options *options, const struct stat *st)
-{
-	const struct seed *seed = &options->seed;
-	char size[SIZE_TEXT_BYTES], other[SIZE_TEXT_BYTES], fsid[UUID_STR_LEN];
-
-	uuid_unparse_lower(seed->fsid, fsid);
-	printf("%s: btrfs seed %s\n", options->output, fsid);
-	printf("  virtual data  %s in %s, from device offset %s\n",
-	       size_format(seed->virtual_bytes, size), seed->virtual_name,
-	       size_format(seed->virtual_start, other));
-	printf("  chunks        %llu of up to %s%s\n", (unsigned long long)seed->chunk_count,
-	       size_format(seed->chunk_bytes, size),
-	       seed->has_stub ? ", and an empty stub for new data" : "");
-	printf("  file          %s, of which %s of metadata are stored\n",
-	       size_format((uint64_t)st->st_size, size), size_format(seed->metadata_bytes, other));
-}
-
-static int print_result(const struct options *options, const struct stat *st)
-{
-	int ret = 0;
-
-	if (options->json)
-		ret = print_json(options, st);
-	else
-		print_text(options, st);
-	if (fflush(stdout) || ferror(stdout))
-		ret = -EIO;
-	if (ret)
+	if (fflush(stdout) || ferror(stdout) || ret) {
 		msg_error("%s is complete, but printing the result failed", options->output);
-	return ret;
+		return -EIO;
+	}
+	return 0;
 }
 
 static int make_seed(struct options *options)
@@ -179,7 +149,7 @@ static int make_seed(struct options *options)
 		msg_error("%s: cannot put it in place: %s", options->output, strerror(-ret));
 		return ret;
 	}
-	return print_result(options, &st);
+	return print_json(options, &st);
 }
 
 int main(int argc, char **argv)

@@ -2,7 +2,6 @@
 /* btrfs-ublk-readimage: writes a tree of a sealed image as a tar, or as one of two lists. */
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -37,14 +36,6 @@ static const char help_text[] =
 	"\n"
 	"Exit status: 0 done, 1 IMAGE is damaged or stdout cannot be written, 2 wrong\n"
 	"usage.\n";
-
-enum option_id { OPT_HELP = 256, OPT_VERSION };
-
-static const struct option long_options[] = {
-	{ "help", no_argument, NULL, OPT_HELP },
-	{ "version", no_argument, NULL, OPT_VERSION },
-	{ 0 },
-};
 
 static int write_tar(struct reader *reader, uint64_t subvolume, struct error *error)
 {
@@ -104,32 +95,19 @@ struct options {
 static int options_parse(struct options *options, int argc, char **argv)
 {
 	char *end;
-	int id;
 
-	opterr = 0;
-	while ((id = getopt_long(argc, argv, "", long_options, NULL)) >= 0) {
-		switch (id) {
-		case OPT_HELP:
-			return print_help(help_text);
-		case OPT_VERSION:
-			return print_version();
-		default:
-			return usage_error("no such option, or not one with a value",
-					   argv[optind - 1]);
-		}
-	}
-	if (argc - optind != 3)
+	if (argc != 4)
 		return usage_error("tar, list or extents, SUBVOLUME and IMAGE are needed", NULL);
 	for (size_t i = 0; i < sizeof(forms) / sizeof(*forms); i++)
-		if (!strcmp(argv[optind], forms[i].name))
+		if (!strcmp(argv[1], forms[i].name))
 			options->form = &forms[i];
 	if (!options->form)
-		return usage_error("no such thing to do", argv[optind]);
+		return usage_error("no such thing to do", argv[1]);
 	errno = 0;
-	options->subvolume = strtoull(argv[optind + 1], &end, DECIMAL);
+	options->subvolume = strtoull(argv[2], &end, DECIMAL);
 	if (errno || *end || !tree_holds_files(options->subvolume))
-		return usage_error("no number of a subvolume", argv[optind + 1]);
-	options->path = argv[optind + 2];
+		return usage_error("no number of a subvolume", argv[2]);
+	options->path = argv[3];
 	return EXIT_OK;
 }
 
@@ -142,6 +120,8 @@ int main(int argc, char **argv)
 	int status, ret;
 
 	message_init(PROGRAM);
+	if (answer_options(argc, argv, help_text, &status))
+		return status;
 	status = options_parse(&options, argc, argv);
 	if (!options.path)
 		return status;

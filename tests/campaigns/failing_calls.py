@@ -99,7 +99,7 @@ def _mkseed(directory: Path) -> Scenario:
 
 def _inspected(directory: Path) -> Scenario:
     run(list(_mkseed(directory).words), timeout_s=_TIMEOUT_S)
-    return Scenario([helper_path(CHECKSEED), "check", "--json", directory / "seed"])
+    return Scenario([helper_path(CHECKSEED), "check", directory / "seed"])
 
 
 def _indexed(directory: Path) -> Scenario:

@@ -51,8 +51,8 @@ def mkseed_raw(
 
 
 def mkseed(*args: str | bytes | Path, **keywords: Any) -> dict[str, Any]:
-    """Make a seed; what ``--json`` says about it."""
-    done = mkseed_raw("--json", *args, **keywords)
+    """Make a seed; what is said about it."""
+    done = mkseed_raw(*args, **keywords)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stderr == b"" and done.stdout.count(b"\n") == 1
     answer: dict[str, Any] = json.loads(done.stdout)

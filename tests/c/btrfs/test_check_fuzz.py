@@ -38,7 +38,7 @@ def look(build: Path, image: Path) -> list[int]:
     statuses = []
     for command in ("inspect", "check"):
         done = subprocess.run(
-            [build / "csrc/tools/btrfs-ublk-checkseed", command, "--json", image],
+            [build / "csrc/tools/btrfs-ublk-checkseed", command, image],
             capture_output=True,
             timeout=60,
             env=os.environ | ENVIRONMENT,

@@ -109,9 +109,8 @@ def test_options_show(tmp_path: Path) -> None:
     ]
     assert layout.new_files_nodatasum
     assert layout.virtual_data and layout.virtual_data.filename == "ä\n\x1b[1m"
-    done = subprocess.run(
-        [helper_path(CHECKSEED), "inspect", path], capture_output=True, timeout=60
-    )
+    argv = [sys.executable, "-m", "btrfs_ublk.cli.main", "seed", "inspect", str(path)]
+    done = subprocess.run(argv, capture_output=True, timeout=60)
     assert done.returncode == 0
     # Terminals are left alone.
     assert b"\x1b" not in done.stdout and b"\\x0a\\x1b[1m: inode 257" in done.stdout

@@ -72,7 +72,7 @@ BAD_USAGE: dict[str, tuple[list[str | bytes], str]] = {
     "unknown letter": (["-x", "o"], "-x"),
     "ambiguous": (["--vir=4M", "o"], "--vir"),
     "missing value": (["o", "--label"], "--label needs a value"),
-    "value too many": (["--json=yes", "o"], "takes no value"),
+    "value too many": (["--force=yes", "o"], "takes no value"),
     "no output": ([], "OUTPUT is missing"),
     "empty output": ([""], "OUTPUT is missing"),
     "two outputs": (["o", "p"], 'unexpected: "p"'),
@@ -178,7 +178,7 @@ def test_a_limit_on_file_sizes_is_named(tmp_path: Path) -> None:
 def test_a_full_device_as_stdout_is_noticed(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [helper_path(MKSEED), "--json", "--metadata-only", tmp_path / "o"],
+            [helper_path(MKSEED), "--metadata-only", tmp_path / "o"],
             stdout=full,
             stderr=subprocess.PIPE,
             timeout=30,
