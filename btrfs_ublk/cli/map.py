@@ -23,7 +23,6 @@ from btrfs_ublk.cli.mirror_options import mirror_options, mirrors_of
 from btrfs_ublk.content import (
     Added,
     Addition,
-    Drained,
     Mapping,
     Room,
     SourceKeys,
@@ -34,6 +33,7 @@ from btrfs_ublk.content import (
 from btrfs_ublk.content.bulk import parse_bulk, parse_json
 from btrfs_ublk.content.digests import DEFAULT_UNIT_BYTES, parse_unit
 from btrfs_ublk.content.index import DEFAULT_SPACING_BYTES
+from btrfs_ublk.content.prefetch import Prefetch
 from btrfs_ublk.device import device_map
 from btrfs_ublk.device.state import device_directories
 from btrfs_ublk.errors import UsageError, why_unread
@@ -354,9 +354,8 @@ def drain(
     client = device_map(device, path=path)
     with progress("fetching") as task:
 
-        def tell(at: int, so_far: Drained) -> None:
-            done = format_size(so_far.fetched_bytes)
-            task.say(f"{done} fetched, at {exact_size(at)}")
+        def tell(now: Prefetch) -> None:
+            task.say(f"{format_size(now.fetched_bytes)} fetched")
 
         drained = client.drain(start=start, end=end, progress=tell)
     if as_json:
@@ -364,15 +363,13 @@ def drain(
     else:
         click.echo(
             f"{format_size(drained.fetched_bytes)} fetched,"
-            f" {format_size(drained.cached_bytes)} were there,"
+            f" {drained.cached_units} units were there,"
             f" {drained.failed_units} units failed,"
             f" for {drained.uncached_units} there was no room"
         )
         if drained.uncached_units:
             click.echo(no_room_text(drained.holds_bytes))
-        for at, why in drained.failed or ():
-            click.echo(f"  at {at}: {why}")
-    return 1 if drained.failed_units or drained.uncached_units else 0
+    return 0 if drained.is_complete else 1
 
 
 @command.command()

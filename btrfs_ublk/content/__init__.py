@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from btrfs_ublk.content.maps import (
         Added,
         Addition,
-        Drained,
         MapClient,
         Mapping,
         Problem,

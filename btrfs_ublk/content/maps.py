@@ -11,7 +11,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import fspath
 from typing import Any, Protocol
 
@@ -27,8 +27,9 @@ from btrfs_ublk.units import BLOCK_BYTES
 _INLINE_MAPPINGS = 1000
 _INLINE_BYTES = 512 << 10
 _ROW = struct.Struct("<QQ")
-#: A page takes about a second, and waits for up to ten more (drain.c).
 _TIMEOUT_S = 60.0
+#: How often drain() asks for what fails.
+_DRAINS = 3
 #: An addition may have to ask for sizes, and to write gigabytes of digests; a page of
 #: verify reads the whole file, all digests of a source, and asks up to 16 mirrors.
 LONG_TIMEOUT_S = 600.0
@@ -103,21 +104,6 @@ class Problem:
     text: str
     source: int | None = None
     hint: str | None = None
-
-
-@dataclass
-class Drained:
-    """The result of a drain, in bytes; ``failed`` has examples of the
-    ``failed_units``."""
-
-    fetched_bytes: int = 0
-    cached_bytes: int = 0
-    failed_units: int = 0
-    #: Units not fetched, because the cache has no room for them.
-    uncached_units: int = 0
-    #: The most that the cache can hold besides pinned contents.
-    holds_bytes: int = 0
-    failed: list[tuple[int, str]] | None = None
 
 
 class MapClient:
@@ -293,29 +279,30 @@ class MapClient:
         *,
         start: int = 0,
         end: int | None = None,
-        progress: Callable[[int, Drained], None] | None = None,
-    ) -> Drained:
-        """Fetch what is mapped in the range into the cache. ``progress`` is called with
-        the position about once per second."""
-        keys = {} if end is None else {"to": end}
-        total = Drained(failed=[])
-        assert total.failed is not None
-        at: int | None = start
-        while at is not None:
-            reply = self._request("map-drain", **{"from": at}, **keys)
-            # A server of version 0.1.0 does not look for room before it fetches.
-            if "room_bytes" in reply:
-                keys["room_bytes"] = reply["room_bytes"]
-                keys["holds_bytes"] = total.holds_bytes = reply["holds_bytes"]
-            total.fetched_bytes += reply["fetched_bytes"]
-            total.cached_bytes += reply["cached_bytes"]
-            total.failed_units += reply["failed_units"]
-            total.uncached_units += reply["uncached_units"]
-            total.failed += [(x["offset"], x["error"]) for x in reply["failed"]]
-            at = reply["next"]
-            if progress is not None and at is not None:
-                progress(at, total)
-        return total
+        progress: Callable[[Prefetch], None] | None = None,
+    ) -> Prefetch:
+        """Fetch what is mapped in the range into the cache, and wait for that.
+        ``progress`` is called about once per second. What fails is tried again."""
+        fetched_units = fetched_bytes = 0
+        for _ in range(_DRAINS):
+            begun = now = self.prefetch(start=start, end=end, follow=True)
+            while now.is_running:
+                if progress is not None:
+                    progress(now)
+                found = self.prefetch_status(follow=begun.id)
+                if found is None or found.id != begun.id:
+                    raise BtrfsUblkError("it was not all fetched: the server is anew")
+                now = found
+            fetched_units += now.fetched_units
+            fetched_bytes += now.fetched_bytes
+            if not now.failed_units:
+                break
+        return replace(
+            now,
+            cached_units=now.cached_units + now.fetched_units - fetched_units,
+            fetched_units=fetched_units,
+            fetched_bytes=fetched_bytes,
+        )
 
     def sources(self) -> Iterator[dict[str, Any]]:
         """List all sources, with "id", "size", "digests", "description", and "key", by

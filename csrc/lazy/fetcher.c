@@ -508,11 +508,6 @@ struct complete *fetcher_complete(struct fetcher *fetcher)
 	return &server_of(fetcher)->complete;
 }
 
-uint64_t fetcher_unstored_bytes(struct fetcher *fetcher)
-{
-	return relaxed_load(&server_of(fetcher)->core.counts.unstored_bytes);
-}
-
 json_t *fetcher_stats_json(struct fetcher *fetcher)
 {
 	return fetchstats_json(&server_of(fetcher)->core);

@@ -65,13 +65,6 @@ struct prefetch *fetcher_prefetch(struct fetcher *fetcher);
 struct complete *fetcher_complete(struct fetcher *fetcher);
 
 /*
- * The bytes of units that were delivered and are still to be put in the cache. Those who want units
- * there keep this small, because units are dropped where readers need the memory. Any thread may
- * call this.
- */
-uint64_t fetcher_unstored_bytes(struct fetcher *fetcher);
-
-/*
  * Returns counters as a new reference: fetched, verified, failed, in flight, by mirror and by host.
  * Any thread may call this.
  */

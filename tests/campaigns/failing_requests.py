@@ -337,37 +337,27 @@ def _add(scene: Scene, *, in_file: bool = False) -> Attempt:
     return attempt
 
 
-def _drain(base: int) -> Callable[[Scene], Attempt]:
+def _prefetch(base: int) -> Callable[[Scene], Attempt]:
     def prepare(scene: Scene) -> Attempt:
         start = base + scene.number() * BLOCK
 
         def attempt() -> bool:
-            drained = scene.ask("map-drain", **{"from": start, "to": start + BLOCK})
-            return bool(drained and not drained["failed_units"])
+            # One whose answer was lost may run.
+            scene.ask("prefetch-cancel")
+            where = {"from": start, "to": start + BLOCK}
+            begun = scene.ask("prefetch-start", **where)
+            if begun is None:
+                return False
+            follow = {"follow": begun["prefetch"]["id"]}
+            for _ in range(10):
+                answer = scene.ask("prefetch-status", **follow)
+                if answer is None or answer["prefetch"]["state"] != "running":
+                    break
+            return bool(answer and answer["prefetch"]["state"] == "done")
 
         return attempt
 
     return prepare
-
-
-def _prefetch(scene: Scene) -> Attempt:
-    number = scene.number()
-
-    def attempt() -> bool:
-        where = {"from": number * BLOCK, "to": (number + 1) * BLOCK}
-        # One whose answer was lost may run.
-        scene.ask("prefetch-cancel")
-        begun = scene.ask("prefetch-start", **where)
-        if begun is None:
-            return False
-        follow = {"follow": begun["prefetch"]["id"]}
-        for _ in range(10):
-            answer = scene.ask("prefetch-status", **follow)
-            if answer is None or answer["prefetch"]["state"] != "running":
-                break
-        return bool(answer and answer["prefetch"]["state"] == "done")
-
-    return attempt
 
 
 def _trace(scene: Scene) -> Attempt:
@@ -416,9 +406,8 @@ REQUESTS: dict[str, Callable[[Scene], Attempt]] = {
     "map-verify": _same("map-verify"),
     "map-verify-ask": _verify,
     "map-look-up": _look_up,
-    "map-drain": _drain(0),
-    "map-drain-remote": _drain(_REMOTE),
-    "prefetch": _prefetch,
+    "prefetch": _prefetch(0),
+    "prefetch-remote": _prefetch(_REMOTE),
     "trace": _trace,
     "read": _read(0),
     "read-cached": _read_again,

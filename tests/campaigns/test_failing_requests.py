@@ -20,7 +20,7 @@ ZERO = {"kind": "zero", "length": 1 << 20}
 #: One of so many allocations fails.
 STEPS = dict.fromkeys(REQUESTS, 1)
 STEPS |= {"map-look-up": 20, "map-show": 3, "map-verify": 9, "map-verify-ask": 40}
-STEPS |= {"map-drain": 4, "map-drain-remote": 4, "prefetch": 9, "read-remote": 2}
+STEPS |= {"prefetch": 9, "prefetch-remote": 9, "read-remote": 2}
 
 
 @pytest.mark.parametrize("name", STEPS)

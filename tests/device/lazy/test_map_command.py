@@ -76,7 +76,8 @@ def test_a_file_from_digest_to_drain(device: Path, data: Path, tmp_path: Path) -
     assert shown["source"]["description"]["root"] == root
     assert "it.map" in good("stats", NAME) and "mirrors" in good("show", NAME, "2M")
     drained = json.loads(good("drain", NAME, "--json"))
-    assert drained["fetched_bytes"] + drained["cached_bytes"] == len(expected)
+    assert drained["state"] == "done"
+    assert drained["fetched_units"] + drained["cached_units"] == drained["units"]
     assert drained["failed_units"] == 0
     assert good("verify", NAME, "--ask") == "all is well\n"
     data.write_bytes(b"another")

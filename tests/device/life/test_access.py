@@ -41,7 +41,7 @@ pytestmark = pytest.mark.fuse
 VERBS = [
     *("stats", "info", "stop", "handover"),
     *("map-add", "map-look-up", "map-list", "map-show", "map-verify", "map-stats"),
-    *("map-drain", "map-sources", "prefetch-start", "prefetch-status"),
+    *("map-sources", "prefetch-start", "prefetch-status"),
     *("prefetch-cancel", "trace-start", "trace-read"),
 ]
 
