@@ -15,6 +15,7 @@
 #include <sys/sysmacros.h>
 
 #include "base/cleanup.h"
+#include "base/hex.h"
 #include "image/place.h"
 #include "image/source.h"
 #include "image/tar_acl.h"
@@ -374,13 +375,6 @@ static int read_entries(struct reading *reading, struct source_report *report)
 	return ret;
 }
 
-static void to_text(const uint8_t *digest, char *text)
-{
-	for (int i = 0; i < DIFF_ID_BYTES; i++)
-		/* NOLINTNEXTLINE(bugprone-unused-return-value): it has room for them. */
-		(void)snprintf(text + 2 * (ptrdiff_t)i, 3, "%02x", digest[i]);
-}
-
 /* What follows the end of the tar belongs to it as well, as far as its digest is concerned. */
 static int finish(struct reading *reading, struct source_report *report)
 {
@@ -399,11 +393,10 @@ static int finish(struct reading *reading, struct source_report *report)
 
 		if (!memcmp(reading->options->diff_id, report->diff_id, DIFF_ID_BYTES))
 			return 0;
-		to_text(report->diff_id, found);
-		to_text(reading->options->diff_id, wanted);
 		return error_set(reading->error, -EBADMSG,
 				 "the tar has the SHA-256 %s uncompressed, it should have %s",
-				 found, wanted);
+				 hex_encode(report->diff_id, DIFF_ID_BYTES, found),
+				 hex_encode(reading->options->diff_id, DIFF_ID_BYTES, wanted));
 	}
 	if (reading->stream.zeros < BLOCK_BYTES)
 		return error_set(reading->error, -EINVAL,

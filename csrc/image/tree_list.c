@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 
 #include "base/crypto.h"
+#include "base/hex.h"
 
 enum { SECTOR = 4096 };
 
@@ -48,14 +49,13 @@ static int digest_failed(struct tree_lister *lister)
 
 static int put_digest(struct tree_lister *lister)
 {
-	unsigned char digest[EVP_MAX_MD_SIZE];
+	char text[2 * EVP_MAX_MD_SIZE + 1];
+	uint8_t digest[EVP_MAX_MD_SIZE];
 	unsigned bytes = 0;
 
 	if (!EVP_DigestFinal_ex(lister->digest, digest, &bytes))
 		return digest_failed(lister);
-	putc('\t', lister->out);
-	for (unsigned i = 0; i < bytes; i++)
-		fprintf(lister->out, "%02x", digest[i]);
+	fprintf(lister->out, "\t%s", hex_encode(digest, bytes, text));
 	return 0;
 }
 

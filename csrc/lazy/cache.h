@@ -66,12 +66,6 @@ bool cache_lookup(const struct cache_object *object, uint64_t first, uint64_t la
 bool cache_has(const struct cache_object *object, uint64_t first, uint64_t last);
 /* The descriptor to read from, at the same offsets as in the source. */
 int cache_fd(const struct cache_object *object);
-/*
- * The RWF_ flags for a read of it: none, unless BTRFS_UBLK_CACHED_READS says otherwise: "dropped" is
- * RWF_DONTCACHE, and so is "chosen" for a long read while nobody else has the content open, since
- * whoever reads from the device keeps what it has read. Any thread may call this.
- */
-int cache_read_flags(const struct cache_object *object, uint32_t length);
 /* Whether the file is on tmpfs or ramfs, where plain system calls read best (docs/features.md). */
 bool cache_is_in_memory(const struct cache_object *object);
 /* To be called after the read. If it returns false, the bytes that were read may be anything. */

@@ -139,7 +139,3 @@ int store_check(struct store *store, struct error *error);
 int store_check_digests(struct store *store, const struct source *source);
 /* The same for its index, and its selection. */
 int store_check_index(struct store *store, const struct source *source);
-
-/* Writes a digest, or a key, as 64 hexadecimal digits. */
-void digest_to_hex(const uint8_t digest[static SOURCE_DIGEST_BYTES],
-		   char hex[static 2 * SOURCE_DIGEST_BYTES + 1]);

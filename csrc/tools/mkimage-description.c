@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/array.h"
+#include "base/hex.h"
 #include "base/json_text.h"
 #include "base/size.h"
 #include "btrfs/format.h"
@@ -24,23 +25,15 @@ enum {
 
 const char *digest_format(const uint8_t digest[DIFF_ID_BYTES], char text[static DIGEST_TEXT_BYTES])
 {
-	int used = sprintf(text, "sha256:");
-
-	for (int i = 0; i < DIFF_ID_BYTES; i++)
-		used += sprintf(text + used, "%02x", digest[i]);
+	strcpy(text, "sha256:");
+	hex_encode(digest, DIFF_ID_BYTES, text + strlen(text));
 	return text;
 }
 
 static int digest_parse(const char *text, uint8_t digest[DIFF_ID_BYTES], struct error *error)
 {
-	char again[DIGEST_TEXT_BYTES];
-
-	memset(digest, 0, DIFF_ID_BYTES);
-	if (strlen(text) == DIGEST_TEXT_BYTES - 1) {
-		for (int i = 0; i < DIFF_ID_BYTES; i++)
-			sscanf(text + strlen("sha256:") + 2 * (size_t)i, "%2hhx", &digest[i]);
-	}
-	if (!strcmp(digest_format(digest, again), text))
+	if (strlen(text) == DIGEST_TEXT_BYTES - 1 && !strncmp(text, "sha256:", 7) &&
+	    hex_decode(text + 7, digest, DIFF_ID_BYTES))
 		return 0;
 	return error_set(error, -EINVAL, "\"diff_id\": \"%s\" is not \"sha256:\" and 64 digits",
 			 text);

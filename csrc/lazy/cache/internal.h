@@ -23,13 +23,6 @@ enum {
 	PROBATION_SLOTS = 16384,
 };
 
-/* Whether what was read stays in the page cache. */
-enum cached_reads {
-	READS_KEPT,
-	READS_CHOSEN, /* as cache_read_flags() says for each read */
-	READS_DROPPED,
-};
-
 struct cache_object {
 	struct cache *cache;
 	struct cache_object *next;
@@ -41,7 +34,6 @@ struct cache_object {
 	uint64_t seed; /* for the hashes of its units */
 	int data_fd;   /* holds a shared flock() while it is open */
 	int bits_fd;
-	enum cached_reads reads;
 	const struct cache_group *groups;
 	const void *mapped;
 	size_t mapped_bytes;

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/fileio.h"
+#include "base/hex.h"
 #include "base/message.h"
 #include "lazy/cache/internal.h"
 
@@ -16,44 +17,11 @@ enum {
 	CHECK_BYTES = 16 << 10,
 	/* Bits up to this size are locked in memory; of larger ones, the kernel decides. */
 	LOCKED_BITS_BYTES = 16 << 20,
-	/* Shorter reads are slower without the page cache, and leave less in it. */
-	LONG_READ_BYTES = 64 << 10,
 };
-
-#ifndef RWF_DONTCACHE
-#define RWF_DONTCACHE 0x80 /* Linux 6.14 */
-#endif
-
-static void format_key(const uint8_t key[static SOURCE_KEY_BYTES],
-		       char name[static CACHE_NAME_BYTES])
-{
-	static const char digits[] = "0123456789abcdef";
-
-	for (unsigned i = 0; i < SOURCE_KEY_BYTES; i++) {
-		name[2 * i] = digits[key[i] >> 4];
-		name[2 * i + 1] = digits[key[i] & 15];
-	}
-	name[2 * SOURCE_KEY_BYTES] = '\0';
-}
-
-static int digit_value(char digit)
-{
-	if (digit >= '0' && digit <= '9')
-		return digit - '0';
-	return digit >= 'a' && digit <= 'f' ? digit - 'a' + 10 : -1;
-}
 
 bool cache_key_parse(const char *text, uint8_t key[static SOURCE_KEY_BYTES])
 {
-	for (unsigned i = 0; i < SOURCE_KEY_BYTES; i++) {
-		int high = digit_value(text[2 * i]);
-		int low = high < 0 ? -1 : digit_value(text[2 * i + 1]);
-
-		if (low < 0)
-			return false;
-		key[i] = (uint8_t)(high << 4 | low);
-	}
-	return true;
+	return hex_decode(text, key, SOURCE_KEY_BYTES);
 }
 
 /* Finds pages that cannot be read: in a mapping, they would raise SIGBUS. */
@@ -105,25 +73,6 @@ static int map_bits(struct cache_object *object)
 	return 0;
 }
 
-/*
- * Each process that has a content open holds a read lock of the data's first byte, so all can see
- * whether others do. Where they cannot be asked, or are of an older version, there are none.
- */
-static void choose_reads(struct cache_object *object)
-{
-	const char *how = getenv("BTRFS_UBLK_CACHED_READS"); /* to measure, and for tests */
-	struct flock mine = { .l_type = F_RDLCK, .l_whence = SEEK_SET, .l_len = 1 };
-	uint8_t byte;
-	struct iovec first = { &byte, sizeof(byte) };
-	bool can = !object->in_memory && preadv2(object->data_fd, &first, 1, 0, RWF_DONTCACHE) == 1;
-
-	if (can && how && !strcmp(how, "dropped"))
-		object->reads = READS_DROPPED;
-	else if (can && how && !strcmp(how, "chosen"))
-		object->reads = READS_CHOSEN;
-	fcntl(object->data_fd, F_OFD_SETLK, &mine);
-}
-
 int object_open(struct cache *cache, const uint8_t key[static SOURCE_KEY_BYTES],
 		const struct content_shape *shape, struct cache_object **object,
 		struct error *error)
@@ -133,7 +82,7 @@ int object_open(struct cache *cache, const uint8_t key[static SOURCE_KEY_BYTES],
 	char name[CACHE_NAME_BYTES];
 	int err;
 
-	format_key(key, name);
+	hex_encode(key, SOURCE_KEY_BYTES, name);
 	err = content_files_open(cache, name, key, shape, &files, error);
 	if (err)
 		return err;
@@ -153,7 +102,6 @@ int object_open(struct cache *cache, const uint8_t key[static SOURCE_KEY_BYTES],
 	made->data_fd = files.data_fd;
 	made->bits_fd = files.bits_fd;
 	made->in_memory = cache->in_memory;
-	choose_reads(made);
 	pthread_mutex_init(&made->lock, NULL);
 	err = map_bits(made);
 	if (!err)
@@ -305,19 +253,6 @@ bool cache_has(const struct cache_object *object, uint64_t first, uint64_t last)
 int cache_fd(const struct cache_object *object)
 {
 	return object->data_fd;
-}
-
-int cache_read_flags(const struct cache_object *object, uint32_t length)
-{
-	struct flock others = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1 };
-
-	if (object->reads == READS_DROPPED)
-		return RWF_DONTCACHE;
-	if (object->reads == READS_KEPT || length < LONG_READ_BYTES)
-		return 0;
-	if (fcntl(object->data_fd, F_OFD_GETLK, &others) || others.l_type != F_UNLCK)
-		return 0;
-	return RWF_DONTCACHE;
 }
 
 bool cache_is_in_memory(const struct cache_object *object)

@@ -129,7 +129,7 @@ static int take_root(struct new_source *made, struct error *error)
 	if (err)
 		return err;
 	given = json_string_value(root);
-	if (root && (!given || digest_from_hex(given, made->source->key)))
+	if (root && (!given || !digest_parse(given, made->source->key)))
 		return error_set(error, -EINVAL, "\"root\" is not %d hexadecimal digits (0-9a-f)",
 				 2 * SOURCE_DIGEST_BYTES);
 	if (root && made->source->computed)
@@ -137,7 +137,7 @@ static int take_root(struct new_source *made, struct error *error)
 	made->source->has_digests = root || made->list.count;
 	if (!made->list.count)
 		return 0;
-	digest_to_hex(made->list.root, hex);
+	hex_encode(made->list.root, SOURCE_DIGEST_BYTES, hex);
 	if (given && memcmp(made->source->key, made->list.root, SOURCE_KEY_BYTES) != 0) {
 		error_set_hint(error,
 			       "the root covers the size (%" PRIu64 ") and the unit (%u), "

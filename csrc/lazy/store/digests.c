@@ -12,6 +12,7 @@
 
 #include "base/cleanup.h"
 #include "base/fileio.h"
+#include "base/hex.h"
 #include "lazy/keys.h"
 #include "lazy/layout.h"
 #include "lazy/store/internal.h"
@@ -20,34 +21,6 @@
 enum { PAGES_AT_ONCE = 8 };
 
 static const char root_header[] = "btrfs-ublk units 1\n";
-
-int digest_from_hex(const char *hex, uint8_t digest[static SOURCE_DIGEST_BYTES])
-{
-	static const char digits[] = "0123456789abcdef";
-
-	if (strlen(hex) != 2 * SOURCE_DIGEST_BYTES)
-		return -EINVAL;
-	for (unsigned i = 0; i < 2 * SOURCE_DIGEST_BYTES; i++) {
-		const char *digit = strchr(digits, hex[i]);
-
-		if (!digit)
-			return -EINVAL;
-		digest[i / 2] = (uint8_t)(digest[i / 2] << 4 | (digit - digits));
-	}
-	return 0;
-}
-
-void digest_to_hex(const uint8_t digest[static SOURCE_DIGEST_BYTES],
-		   char hex[static 2 * SOURCE_DIGEST_BYTES + 1])
-{
-	static const char digits[] = "0123456789abcdef";
-
-	for (unsigned i = 0; i < SOURCE_DIGEST_BYTES; i++) {
-		hex[2 * i] = digits[digest[i] >> 4];
-		hex[2 * i + 1] = digits[digest[i] & 15];
-	}
-	hex[2 * SOURCE_DIGEST_BYTES] = '\0';
-}
 
 static void cleanup_context(EVP_MD_CTX **context)
 {
@@ -121,7 +94,7 @@ static int take_inline(const json_t *hexes, struct digest_list *list, struct err
 	for (uint64_t i = 0; i < list->count; i++) {
 		const char *hex = json_string_value(json_array_get(hexes, i));
 
-		if (!hex || digest_from_hex(hex, list->digests + i * SOURCE_DIGEST_BYTES))
+		if (!hex || !digest_parse(hex, list->digests + i * SOURCE_DIGEST_BYTES))
 			return error_set(error, -EINVAL,
 					 "digest %" PRIu64 " is not %d hexadecimal digits (0-9a-f)",
 					 i, 2 * SOURCE_DIGEST_BYTES);

@@ -4,7 +4,9 @@
 
 #include <pthread.h>
 #include <stdbool.h>
+#include <string.h>
 
+#include "base/hex.h"
 #include "lazy/store.h"
 #include "lazy/store/sql.h"
 
@@ -177,7 +179,11 @@ int digest_list_take(json_t *keys, const struct source *source, struct digest_li
 int digest_list_store(const struct digest_list *list, const struct source *source,
 		      struct store *store, uint64_t number, struct error *error);
 void digest_list_deinit(struct digest_list *list);
-int digest_from_hex(const char *hex, uint8_t digest[static SOURCE_DIGEST_BYTES]);
+static inline bool digest_parse(const char *text, uint8_t digest[static SOURCE_DIGEST_BYTES])
+{
+	return strlen(text) == 2 * SOURCE_DIGEST_BYTES &&
+	       hex_decode(text, digest, SOURCE_DIGEST_BYTES);
+}
 
 /* description.c: a source that is to be added, or is in the map already. */
 struct new_source {

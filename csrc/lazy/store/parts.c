@@ -53,7 +53,7 @@ int store_file_take(const struct store_file_kind *kind, const char *path, json_t
 		return err;
 	if (!EVP_Digest(*data, *bytes, digest, NULL, EVP_sha256(), NULL))
 		return error_set(error, -ENOMEM, "no memory for a digest");
-	digest_to_hex(digest, hex);
+	hex_encode(digest, sizeof(digest), hex);
 	return json_object_set_new(text, kind->key, json_string(hex)) ?
 		       error_set(error, -ENOMEM, "no memory for a source") :
 		       0;
@@ -163,7 +163,7 @@ int store_file_check(const struct store_file_kind *kind, struct store *store,
 	const char *hex = json_string_value(json_object_get(text, kind->key));
 	struct error error = {};
 	sqlite3 *db = NULL;
-	int err = hex && !digest_from_hex(hex, expected) ? 0 : -EUCLEAN;
+	int err = hex && digest_parse(hex, expected) ? 0 : -EUCLEAN;
 
 	json_decref(text);
 	/* A connection of its own: parts may be many, and reads need the others. */

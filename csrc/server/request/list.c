@@ -7,6 +7,7 @@
  */
 #include <errno.h>
 
+#include "base/hex.h"
 #include "lazy/cache.h"
 #include "lazy/keys.h"
 #include "lazy/layout.h"
@@ -58,7 +59,7 @@ static json_t *source_json(const struct map_request *request, const struct sourc
 {
 	char key[2 * SOURCE_KEY_BYTES + 1];
 
-	digest_to_hex(source->key, key);
+	hex_encode(source->key, SOURCE_KEY_BYTES, key);
 	return json_pack("{s:I, s:I, s:s, s:s, s:o}", "id", (json_int_t)source->id, "size",
 			 (json_int_t)source->size, "digests", map_digests_of(source), "key", key,
 			 "description", store_source_json(request->space->store, source));

@@ -155,7 +155,6 @@ static int read_cached(struct lazy_request *request)
 			   io->part.data + io->part.done + request->length_done,
 			   request->length - request->length_done,
 			   request->source_offset + request->length_done);
-	sqe->rw_flags = cache_read_flags(request->reading, request->length);
 	io_uring_sqe_set_data(sqe, io);
 	return PART_PENDING;
 }

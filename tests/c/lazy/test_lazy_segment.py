@@ -10,12 +10,10 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.needs import inapplicable
 from support.sanitized_build import SANITIZER_ENVIRONMENT
 from support.shells import (
     BLOCK,
@@ -28,9 +26,6 @@ from support.shells import (
 )
 from support.waiting import wait_until
 
-from btrfs_ublk.kernel.page_cache import resident_bytes
-
-RWF_DONTCACHE = 0x80  # Linux 6.14
 SIZE = 64 * UNIT  # of the virtual data
 
 
@@ -249,63 +244,6 @@ def test_rot_in_the_cache(
             if failed > 10:
                 break
         assert failed
-
-
-def test_what_the_page_cache_keeps(
-    sanitized_build: Path, virtual: VirtualData, tmp_path: Path
-) -> None:
-    """Long reads leave nothing, as readers have what was read; unless others share the
-    content. NB: nothing stays of a read that is late, which the fetcher answers.
-    """
-    virtual.add_file("plain", 0, SIZE)
-    other_map = Path(shutil.copy(virtual.map, tmp_path / "other"))
-    with ExitStack() as stack:
-        cache = stack.enter_context(
-            tempfile.TemporaryDirectory(dir="/var/tmp", prefix="btrfs-ublk-")
-        )
-
-        def shell(path: Path) -> AbstractContextManager[EngineShell]:
-            segment = lazy(tmp_path, map=str(path), cache=cache)
-            return engine_shell(
-                sanitized_build,
-                describe(segment),
-                environment={"BTRFS_UBLK_CACHED_READS": "chosen"},
-            )
-
-        def read_all(shell: EngineShell, length: int) -> None:
-            for offset in range(0, SIZE, length):
-                wanted = virtual.content(offset, length)
-                assert shell.request(f"read {offset} {length}") == wanted
-
-        with shell(virtual.map) as filling:
-            read_all(filling, UNIT)
-            wait_until_stored(filling)
-        (data,) = Path(cache).glob("*.data")
-        file = stack.enter_context(data.open("rb"))
-        try:
-            os.preadv(file.fileno(), [bytearray(BLOCK)], 0, RWF_DONTCACHE)
-        except OSError:
-            inapplicable(f"{data} cannot be read with RWF_DONTCACHE")
-
-        def forget() -> None:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            assert resident_bytes(data) < SIZE / 4
-
-        with shell(virtual.map) as alone:
-            # The first reads open the content, and are answered by the fetcher.
-            read_all(alone, UNIT)
-            forget()
-            read_all(alone, UNIT)
-            assert resident_bytes(data) < SIZE / 4
-            with shell(other_map) as other:
-                other.request(f"read 0 {UNIT}")
-                read_all(alone, UNIT)
-            assert resident_bytes(data) > SIZE * 3 / 4
-            forget()
-            read_all(alone, BLOCK)
-            assert resident_bytes(data) > SIZE * 3 / 4
-            assert not alone.stats()["lazy"][0]["fetcher"]["units_fetched"]
 
 
 def test_ends_while_prefetched_units_rest(
