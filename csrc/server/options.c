@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * An option is a function that takes its argument, and a row of `table` with its help; nothing else
- * has to name it.
+ * An option is a row of `table` with its help, and perhaps a function that takes its argument;
+ * nothing else has to name it.
  */
 #include "server/options.h"
 
 #include <errno.h>
 #include <getopt.h>
 #include <sched.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,45 +34,37 @@ enum {
 struct row {
 	const char *name;
 	const char *argument; /* its name in the help; NULL: the option takes none */
-	/* Returns 0, or -EINVAL after a message. */
+	/*
+	 * Returns 0, or -EINVAL after a message. NULL: `at` is where a number is, that of a device
+	 * or descriptor, or a bool where the option has no argument.
+	 */
 	int (*take)(const char *text, struct server_options *options);
+	size_t at;
 	const char *help; /* lines of at most 60 characters */
 };
 
-static int parse_number(const char *option, const char *text, unsigned long low, unsigned long high,
-			unsigned long *value)
-{
-	char *end;
-
-	errno = 0;
-	*value = strtoul(text, &end, 10);
-	if (errno || *end || end == text || *text == '-' || *value < low || *value > high) {
-		msg_error("%s '%s' is not a number from %lu to %lu", option, text, low, high);
-		return -EINVAL;
-	}
-	return 0;
-}
+#define OPTION(member) NULL, offsetof(struct server_options, member)
 
 static int take_unsigned(const char *option, const char *text, unsigned low, unsigned high,
 			 unsigned *value)
 {
 	unsigned long number;
-	int err = parse_number(option, text, low, high, &number);
+	char *end;
 
-	if (!err)
-		*value = (unsigned)number;
-	return err;
+	errno = 0;
+	number = strtoul(text, &end, 10);
+	if (errno || *end || end == text || *text == '-' || number < low || number > high) {
+		msg_error("%s '%s' is not a number from %u to %u", option, text, low, high);
+		return -EINVAL;
+	}
+	*value = (unsigned)number;
+	return 0;
 }
 
 /* For options whose default is -1. */
 static int take_index(const char *option, const char *text, int *value)
 {
-	unsigned long number;
-	int err = parse_number(option, text, 0, MAX_NUMBER, &number);
-
-	if (!err)
-		*value = (int)number;
-	return err;
+	return take_unsigned(option, text, 0, MAX_NUMBER, (unsigned *)value);
 }
 
 static int take_front_end(const char *text, struct server_options *options)
@@ -117,11 +110,6 @@ static int take_max_io(const char *text, struct server_options *options)
 	return 0;
 }
 
-static int take_id(const char *text, struct server_options *options)
-{
-	return take_index("--id", text, &options->id);
-}
-
 static int take_tag(const char *text, struct server_options *options)
 {
 	char *end;
@@ -134,21 +122,6 @@ static int take_tag(const char *text, struct server_options *options)
 	}
 	options->tag_given = true;
 	return 0;
-}
-
-static int take_recover(const char *text, struct server_options *options)
-{
-	return take_index("--recover", text, &options->recover_id);
-}
-
-static int take_listen_fd(const char *text, struct server_options *options)
-{
-	return take_index("--listen-fd", text, &options->listen_fd);
-}
-
-static int take_control_fd(const char *text, struct server_options *options)
-{
-	return take_index("--control-fd", text, &options->control_fd);
 }
 
 static int take_recovery(const char *text, struct server_options *options)
@@ -186,39 +159,6 @@ static int take_recover_fds(const char *text, struct server_options *options)
 	return -EINVAL;
 }
 
-static int take_unprivileged(const char *text, struct server_options *options)
-{
-	(void)text;
-	options->unprivileged = true;
-	return 0;
-}
-
-static int take_device_owner(const char *text, struct server_options *options)
-{
-	return take_index("--device-owner", text, &options->device_owner);
-}
-
-static int take_grow(const char *text, struct server_options *options)
-{
-	(void)text;
-	options->grow = true;
-	return 0;
-}
-
-static int take_check(const char *text, struct server_options *options)
-{
-	(void)text;
-	options->check = true;
-	return 0;
-}
-
-static int take_realtime(const char *text, struct server_options *options)
-{
-	(void)text;
-	options->realtime = true;
-	return 0;
-}
-
 static int take_via(const char *text, struct server_options *options)
 {
 	json_t *rules = json_text_parse(text, strlen(text), 0, NULL);
@@ -233,13 +173,6 @@ static int take_via(const char *text, struct server_options *options)
 	if (err && *error.hint)
 		msg_hint("%s", error.hint);
 	return err;
-}
-
-static int take_page_cache(const char *text, struct server_options *options)
-{
-	(void)text;
-	options->page_cache = true;
-	return 0;
 }
 
 /* Adds the feature to `set` and removes it from `clear`, so that the last option counts. */
@@ -264,25 +197,6 @@ static int take_no_feature(const char *text, struct server_options *options)
 	return take_feature_into(text, &options->features_off, &options->features_on);
 }
 
-static int take_features(const char *text, struct server_options *options)
-{
-	(void)text;
-	options->features = true;
-	return 0;
-}
-
-static int take_list_devices(const char *text, struct server_options *options)
-{
-	(void)text;
-	options->list_devices = true;
-	return 0;
-}
-
-static int take_delete_device(const char *text, struct server_options *options)
-{
-	return take_index("--delete-device", text, &options->delete_device);
-}
-
 static int take_verbose(const char *text, struct server_options *options)
 {
 	(void)text;
@@ -301,77 +215,77 @@ static int take_version(const char *text, struct server_options *options)
 }
 
 static const struct row table[] = {
-	{ "front-end", "NAME", take_front_end,
+	{ "front-end", "NAME", take_front_end, 0,
 	  "ublk: as a block device; fuse: as a file, for a loop device\n"
 	  "on it; auto (default): ublk if /dev/ublk-control exists" },
-	{ "queues", "N", take_queues,
+	{ "queues", "N", take_queues, 0,
 	  "hardware queues, or threads on the file (default: one per\n"
 	  "CPU that this process may use, at most 4)" },
-	{ "cpus", "LIST", take_cpus,
+	{ "cpus", "LIST", take_cpus, 0,
 	  "CPUs that serve, such as 0-3,8 (default: all that this\n"
 	  "process may use); a queue keeps to those that submit to it" },
-	{ "depth", "N", take_depth,
+	{ "depth", "N", take_depth, 0,
 	  "requests in flight per queue, 1 to 1024 (default: ublk 64,\n"
 	  "fuse 16, with lazy segments 64, 96 in all queues)" },
-	{ "max-io", "SIZE", take_max_io,
+	{ "max-io", "SIZE", take_max_io, 0,
 	  "largest request, 64K to 32M (default: ublk 256K, fuse 1M,\n"
 	  "which is also its limit, with lazy segments 256K); the\n"
 	  "server locks queues x depth x this much memory" },
-	{ "id", "N", take_id, "ublk: device number (default: the first free one)" },
-	{ "tag", "HEX", take_tag, "64-bit mark in the device's kernel record, or file name" },
-	{ "control-fd", "FD", take_control_fd,
+	{ "id", "N", OPTION(id), "ublk: device number (default: the first free one)" },
+	{ "tag", "HEX", take_tag, 0, "64-bit mark in the device's kernel record, or file name" },
+	{ "control-fd", "FD", OPTION(control_fd),
 	  "connected Unix socket that speaks JSON lines; INT and HUP\n"
 	  "are then left to the owner" },
-	{ "listen-fd", "FD", take_listen_fd,
+	{ "listen-fd", "FD", OPTION(listen_fd),
 	  "listening Unix socket: root and this user may ask there too" },
-	{ "realtime", NULL, take_realtime,
+	{ "realtime", NULL, OPTION(realtime),
 	  "threads run before all that is not real-time (SCHED_RR 1):\n"
 	  "for latency on busy machines" },
-	{ "via", "JSON", take_via,
+	{ "via", "JSON", take_via, 0,
 	  "caches in front of hosts, for lazy segments: a list of\n"
 	  "{\"for\": PATTERN, \"caches\": [URL, ...], \"plain\": false}" },
-	{ "page-cache", NULL, take_page_cache,
+	{ "page-cache", NULL, OPTION(page_cache),
 	  "fuse: those who read the file itself, no loop device, do so\n"
 	  "through the page cache" },
-	{ "unprivileged", NULL, take_unprivileged,
+	{ "unprivileged", NULL, OPTION(unprivileged),
 	  "ublk: the device is of this user, who need not be root. The\n"
 	  "server then stays in its mount namespace, locks no more\n"
 	  "memory than it may, and has no --recovery" },
-	{ "recovery", "MODE", take_recovery,
+	{ "recovery", "MODE", take_recovery, 0,
 	  "what becomes of the device when this process dies. none: it\n"
 	  "goes (default); reissue: requests in flight are given to\n"
 	  "the next server, new ones wait for it; ublk queue: the\n"
 	  "former fail; ublk fail-io: both fail until it is there;\n"
 	  "auto: the best there is" },
-	{ "recover", "ID", take_recover,
+	{ "recover", "ID", OPTION(recover_id),
 	  "take over ublk device ID, whose server is gone; it must\n"
 	  "carry --tag, and keeps its queues, depth and largest request" },
-	{ "recover-fds", "FD,...", take_recover_fds,
+	{ "recover-fds", "FD,...", take_recover_fds, 0,
 	  "take over the FUSE connection of a server that is gone: its\n"
 	  "file, connection, queues and journal, in that order, as\n"
 	  "kept open. --tag and DESCRIPTION must be the same; queues,\n"
 	  "depth and largest request are" },
-	{ "grow", NULL, take_grow,
+	{ "grow", NULL, OPTION(grow),
 	  "what is taken over may be smaller than DESCRIPTION, whose\n"
 	  "beginning it then is: it gets that size (ublk: Linux 6.16)" },
-	{ "check", NULL, take_check, "only say what is wrong with DESCRIPTION and its files" },
-	{ "feature", "NAME", take_feature,
+	{ "check", NULL, OPTION(check), "only say what is wrong with DESCRIPTION and its files" },
+	{ "feature", "NAME", take_feature, 0,
 	  "ublk: insist on a feature of the driver that is used where\n"
 	  "there is one, or on auto-buf-reg, which is used only so: no\n"
 	  "copies between disks and readers; may be repeated" },
-	{ "no-feature", "NAME", take_no_feature, "ublk: do without it; may be repeated" },
-	{ "features", NULL, take_features,
+	{ "no-feature", "NAME", take_no_feature, 0, "ublk: do without it; may be repeated" },
+	{ "features", NULL, OPTION(features),
 	  "what the kernel offers, what is used of it, and why, as one\n"
 	  "JSON line" },
-	{ "list-devices", NULL, take_list_devices,
+	{ "list-devices", NULL, OPTION(list_devices),
 	  "one JSON line per ublk device of this machine" },
-	{ "delete-device", "ID", take_delete_device,
+	{ "delete-device", "ID", OPTION(delete_device),
 	  "remove a device whose server is gone; it must carry --tag" },
-	{ "device-owner", "ID", take_device_owner,
+	{ "device-owner", "ID", OPTION(device_owner),
 	  "UID and GID of who added an unprivileged device, for udev" },
-	{ "verbose", NULL, take_verbose, "say more on standard error" },
-	{ "help", NULL, take_help, "this text" },
-	{ "version", NULL, take_version, "name and version" },
+	{ "verbose", NULL, take_verbose, 0, "say more on standard error" },
+	{ "help", NULL, take_help, 0, "this text" },
+	{ "version", NULL, take_version, 0, "name and version" },
 };
 
 enum {
@@ -451,6 +365,21 @@ static int settle_cpus(cpu_set_t *cpus)
 	return -EINVAL;
 }
 
+static int take_row(const struct row *row, struct server_options *options)
+{
+	void *value = (char *)options + row->at;
+	char name[40];
+
+	if (row->take)
+		return row->take(optarg, options);
+	if (!row->argument) {
+		*(bool *)value = true;
+		return 0;
+	}
+	snprintf(name, sizeof(name), "--%s", row->name);
+	return take_index(name, optarg, value);
+}
+
 static int take_all(int argc, char **argv, struct server_options *options)
 {
 	struct option long_options[ROW_COUNT + 1] = {};
@@ -467,7 +396,7 @@ static int take_all(int argc, char **argv, struct server_options *options)
 		/* '?': getopt has printed the error. NB: this limits the table to 62 rows. */
 		_Static_assert(ROW_COUNT < '?', "getopt's error is no row");
 		if (index != '?')
-			err = table[index].take(optarg, options);
+			err = take_row(&table[index], options);
 		if (err)
 			return err;
 	}

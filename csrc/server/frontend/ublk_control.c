@@ -11,12 +11,6 @@
 
 static const char control_path[] = "/dev/ublk-control";
 
-/* In the ring's 128-byte SQEs, the command starts at the addr3 field of short SQEs. */
-static struct ublksrv_ctrl_cmd *sqe_command(struct io_uring_sqe *sqe)
-{
-	return (struct ublksrv_ctrl_cmd *)sqe->cmd;
-}
-
 static int wait_for(struct ublk_control *control, uint64_t number)
 {
 	struct __kernel_timespec deadline = { .tv_sec = UBLK_CONTROL_WAIT_S };
@@ -44,10 +38,9 @@ static int wait_for(struct ublk_control *control, uint64_t number)
 }
 
 static int send_command(struct ublk_control *control, uint32_t encoded,
-			const struct ublksrv_ctrl_cmd *command)
+			struct ublksrv_ctrl_cmd carrying)
 {
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&control->ring);
-	struct ublksrv_ctrl_cmd carrying = *command;
 	int err;
 
 	if (!sqe || control->stuck)
@@ -61,12 +54,39 @@ static int send_command(struct ublk_control *control, uint32_t encoded,
 	sqe->opcode = IORING_OP_URING_CMD;
 	sqe->fd = control->fd;
 	sqe->cmd_op = control->encoded ? encoded : _IOC_NR(encoded);
-	*sqe_command(sqe) = carrying;
+	/* In the ring's 128-byte SQEs, the command starts at the addr3 field of short SQEs. */
+	*(struct ublksrv_ctrl_cmd *)sqe->cmd = carrying;
 	io_uring_sqe_set_data64(sqe, ++control->sent);
 	err = io_uring_submit(&control->ring);
 	if (err < 0)
 		return err;
 	return wait_for(control, control->sent);
+}
+
+/* Sends a command for a device with a number. */
+static int command(struct ublk_control *control, uint32_t encoded, uint32_t id, uint64_t data)
+{
+	return send_command(control, encoded,
+			    (struct ublksrv_ctrl_cmd){
+				    .dev_id = id, .queue_id = UINT16_MAX, .data = { data } });
+}
+
+/* Sends one with a value of `bytes`, which is the kernel's afterwards. */
+static int exchange(struct ublk_control *control, uint32_t encoded, uint32_t id, uint64_t data,
+		    void *value, uint16_t bytes)
+{
+	int err;
+
+	memcpy(&control->buffer, value, bytes);
+	err = send_command(control, encoded,
+			   (struct ublksrv_ctrl_cmd){ .dev_id = id,
+						      .queue_id = UINT16_MAX,
+						      .addr = (uintptr_t)&control->buffer,
+						      .len = bytes,
+						      .data = { data } });
+	if (!err)
+		memcpy(value, &control->buffer, bytes);
+	return err;
 }
 
 _Static_assert(offsetof(struct ublk_control, path) + UBLK_PATH_BYTES ==
@@ -93,12 +113,7 @@ static bool is_unknown_command(int err)
 int ublk_control_open(struct ublk_control *control)
 {
 	struct io_uring_params params = { .flags = IORING_SETUP_SQE128 };
-	struct ublksrv_ctrl_cmd command = {
-		.dev_id = UINT32_MAX,
-		.queue_id = UINT16_MAX,
-		.addr = (uintptr_t)&control->buffer.features,
-		.len = sizeof(control->buffer.features),
-	};
+	uint64_t features = 0;
 	int err;
 
 	*control = (struct ublk_control){ .encoded = true };
@@ -127,11 +142,11 @@ int ublk_control_open(struct ublk_control *control)
 		control->fd = -1;
 		return err;
 	}
-	err = send_command(control, UBLK_U_CMD_GET_FEATURES, &command);
-	if (!err) {
-		control->features = control->buffer.features;
+	err = exchange(control, UBLK_U_CMD_GET_FEATURES, UINT32_MAX, 0, &features,
+		       sizeof(features));
+	control->features = features;
+	if (!err)
 		return 0;
-	}
 	if (!is_unknown_command(err) && err != -ENODEV) {
 		msg_error("the ublk driver does not answer (GET_FEATURES): %s", strerror(-err));
 		ublk_control_close(control);
@@ -157,154 +172,76 @@ void ublk_control_close(struct ublk_control *control)
 
 int ublk_add_device(struct ublk_control *control, struct ublksrv_ctrl_dev_info *info)
 {
-	struct ublksrv_ctrl_cmd command = {
-		.dev_id = info->dev_id,
-		.queue_id = UINT16_MAX,
-		.addr = (uintptr_t)&control->buffer.info,
-		.len = sizeof(control->buffer.info),
-	};
-	int err;
-
-	control->buffer.info = *info;
-	err = send_command(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_ADD_DEV), &command);
-	if (!err)
-		*info = control->buffer.info;
-	return err;
+	return exchange(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_ADD_DEV), info->dev_id, 0, info,
+			sizeof(*info));
 }
 
 int ublk_get_device(struct ublk_control *control, uint32_t id, struct ublksrv_ctrl_dev_info *info)
 {
-	struct ublksrv_ctrl_cmd command = {
-		.dev_id = id,
-		.queue_id = UINT16_MAX,
-		.addr = (uintptr_t)&control->buffer.info,
-		.len = sizeof(control->buffer.info),
-	};
-	int err;
+	unsigned op = control->path[0] ? UBLK_CMD_GET_DEV_INFO2 : UBLK_CMD_GET_DEV_INFO;
+	struct ublksrv_ctrl_dev_info found = {};
+	int err = exchange(control, UBLK_ENCODE_CTRL_READ(op), id, 0, &found, sizeof(found));
 
-	control->buffer.info = (struct ublksrv_ctrl_dev_info){};
-	err = send_command(control,
-			   control->path[0] ? UBLK_ENCODE_CTRL_READ(UBLK_CMD_GET_DEV_INFO2) :
-					      UBLK_ENCODE_CTRL_READ(UBLK_CMD_GET_DEV_INFO),
-			   &command);
 	if (!err)
-		*info = control->buffer.info;
+		*info = found;
 	return err;
 }
 
 int ublk_get_params(struct ublk_control *control, uint32_t id, struct ublk_params *params)
 {
-	struct ublksrv_ctrl_cmd command = {
-		.dev_id = id,
-		.queue_id = UINT16_MAX,
-		.addr = (uintptr_t)&control->buffer.params,
-		.len = sizeof(control->buffer.params),
-	};
-	int err;
-
-	control->buffer.params = (struct ublk_params){ .len = sizeof(control->buffer.params) };
-	err = send_command(control, UBLK_ENCODE_CTRL_READ(UBLK_CMD_GET_PARAMS), &command);
-	if (!err)
-		*params = control->buffer.params;
-	return err;
+	*params = (struct ublk_params){ .len = sizeof(*params) };
+	return exchange(control, UBLK_ENCODE_CTRL_READ(UBLK_CMD_GET_PARAMS), id, 0, params,
+			sizeof(*params));
 }
 
-int ublk_set_params(struct ublk_control *control, uint32_t id, const struct ublk_params *params)
+int ublk_set_params(struct ublk_control *control, uint32_t id, struct ublk_params *params)
 {
-	struct ublksrv_ctrl_cmd command = {
-		.dev_id = id,
-		.queue_id = UINT16_MAX,
-		.addr = (uintptr_t)&control->buffer.params,
-		.len = sizeof(control->buffer.params),
-	};
-
-	control->buffer.params = *params;
-	control->buffer.params.len = sizeof(control->buffer.params);
-	return send_command(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_SET_PARAMS), &command);
+	params->len = sizeof(*params);
+	return exchange(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_SET_PARAMS), id, 0, params,
+			sizeof(*params));
 }
 
 int ublk_get_affinity(struct ublk_control *control, uint32_t id, uint16_t queue, cpu_set_t *cpus)
 {
-	struct ublksrv_ctrl_cmd command = {
-		.dev_id = id,
-		.queue_id = UINT16_MAX,
-		.addr = (uintptr_t)&control->buffer.cpus,
-		.len = sizeof(control->buffer.cpus),
-		.data = { queue },
-	};
-	int err;
-
-	CPU_ZERO(&control->buffer.cpus);
-	err = send_command(control, UBLK_ENCODE_CTRL_READ(UBLK_CMD_GET_QUEUE_AFFINITY), &command);
-	if (!err)
-		*cpus = control->buffer.cpus;
-	return err;
+	CPU_ZERO(cpus);
+	return exchange(control, UBLK_ENCODE_CTRL_READ(UBLK_CMD_GET_QUEUE_AFFINITY), id, queue,
+			cpus, sizeof(*cpus));
 }
 
 int ublk_start_device(struct ublk_control *control, uint32_t id)
 {
-	struct ublksrv_ctrl_cmd command = {
-		.dev_id = id,
-		.queue_id = UINT16_MAX,
-		.data = { (uint64_t)getpid() },
-	};
-
-	return send_command(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_START_DEV), &command);
+	return command(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_START_DEV), id, (uint64_t)getpid());
 }
 
 int ublk_stop_device(struct ublk_control *control, uint32_t id)
 {
-	struct ublksrv_ctrl_cmd command = { .dev_id = id, .queue_id = UINT16_MAX };
-
-	return send_command(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_STOP_DEV), &command);
+	return command(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_STOP_DEV), id, 0);
 }
 
 int ublk_try_stop_device(struct ublk_control *control, uint32_t id)
 {
-	struct ublksrv_ctrl_cmd command = { .dev_id = id, .queue_id = UINT16_MAX };
-
-	return send_command(control, UBLK_U_CMD_TRY_STOP_DEV, &command);
+	return command(control, UBLK_U_CMD_TRY_STOP_DEV, id, 0);
 }
 
 int ublk_start_recovery(struct ublk_control *control, uint32_t id)
 {
-	struct ublksrv_ctrl_cmd command = { .dev_id = id, .queue_id = UINT16_MAX };
-
-	return send_command(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_START_USER_RECOVERY),
-			    &command);
+	return command(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_START_USER_RECOVERY), id, 0);
 }
 
 int ublk_end_recovery(struct ublk_control *control, uint32_t id)
 {
-	struct ublksrv_ctrl_cmd command = {
-		.dev_id = id,
-		.queue_id = UINT16_MAX,
-		.data = { (uint64_t)getpid() },
-	};
-
-	return send_command(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_END_USER_RECOVERY), &command);
+	return command(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_END_USER_RECOVERY), id,
+		       (uint64_t)getpid());
 }
 
 int ublk_quiesce_device(struct ublk_control *control, uint32_t id, unsigned wait_ms)
 {
-	struct ublksrv_ctrl_cmd command = {
-		.dev_id = id,
-		.queue_id = UINT16_MAX,
-		.data = { wait_ms },
-	};
-
-	return send_command(control, UBLK_U_CMD_QUIESCE_DEV, &command);
+	return command(control, UBLK_U_CMD_QUIESCE_DEV, id, wait_ms);
 }
 
 int ublk_update_size(struct ublk_control *control, uint32_t id, uint64_t bytes)
 {
-	struct ublksrv_ctrl_cmd command = {
-		.dev_id = id,
-		.queue_id = UINT16_MAX,
-		.data = { bytes >> 9 },
-	};
-
-	return send_command(control, UBLK_U_CMD_UPDATE_SIZE, &command);
+	return command(control, UBLK_U_CMD_UPDATE_SIZE, id, bytes >> 9);
 }
 
 const char *ublk_state_name(unsigned state)
@@ -321,13 +258,11 @@ const char *ublk_state_name(unsigned state)
 
 int ublk_delete_device(struct ublk_control *control, uint32_t id)
 {
-	struct ublksrv_ctrl_cmd command = { .dev_id = id, .queue_id = UINT16_MAX };
-	int err;
-
 	if (control->encoded) {
-		err = send_command(control, UBLK_U_CMD_DEL_DEV_ASYNC, &command);
+		int err = command(control, UBLK_U_CMD_DEL_DEV_ASYNC, id, 0);
+
 		if (!is_unknown_command(err))
 			return err;
 	}
-	return send_command(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_DEL_DEV), &command);
+	return command(control, UBLK_ENCODE_CTRL_WRITE(UBLK_CMD_DEL_DEV), id, 0);
 }

@@ -46,7 +46,7 @@ void ublk_control_clear_path(struct ublk_control *control);
 int ublk_add_device(struct ublk_control *control, struct ublksrv_ctrl_dev_info *info);
 int ublk_get_device(struct ublk_control *control, uint32_t id, struct ublksrv_ctrl_dev_info *info);
 int ublk_get_params(struct ublk_control *control, uint32_t id, struct ublk_params *params);
-int ublk_set_params(struct ublk_control *control, uint32_t id, const struct ublk_params *params);
+int ublk_set_params(struct ublk_control *control, uint32_t id, struct ublk_params *params);
 int ublk_get_affinity(struct ublk_control *control, uint32_t id, uint16_t queue, cpu_set_t *cpus);
 int ublk_start_device(struct ublk_control *control, uint32_t id);
 int ublk_stop_device(struct ublk_control *control, uint32_t id);
