@@ -35,6 +35,8 @@ void message_set_verbose(bool verbose);
 bool message_has_error(void);
 
 void msg_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* For `return msg_fail(EXIT_FAILED, "...", ...);`: gives the message. `status` is evaluated after. */
+#define msg_fail(status, ...) (msg_error(__VA_ARGS__), (status))
 void msg_hint(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void msg_warning(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Shown with --verbose only. */

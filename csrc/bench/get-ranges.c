@@ -154,10 +154,10 @@ int main(int argc, char **argv)
 	if (err != BENCH_OPTIONS_DONE)
 		return err;
 	if (!getting.path || !getting.port || !getting.count || !getting.range ||
-	    getting.size < getting.range) {
-		msg_error("a port, a size, a range of at most that, a count and a path are needed");
-		return EXIT_USAGE;
-	}
+	    getting.size < getting.range)
+		return msg_fail(
+			EXIT_USAGE,
+			"a port, a size, a range of at most that, a count and a path are needed");
 	getting.buffer = buffer = malloc(HEAD_BYTES + getting.range);
 	err = buffer ? open_connection(&getting) : -ENOMEM;
 	if (!err)

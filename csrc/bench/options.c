@@ -25,9 +25,8 @@ static bool take(const struct bench_option *option)
 	if (!size_parse(optarg, option->number) && *option->number >= option->least &&
 	    *option->number <= option->most)
 		return true;
-	msg_error("--%s: \"%s\" is not a number from %" PRIu64 " to %" PRIu64, option->name, optarg,
-		  option->least, option->most);
-	return false;
+	return msg_fail(false, "--%s: \"%s\" is not a number from %" PRIu64 " to %" PRIu64,
+			option->name, optarg, option->least, option->most);
 }
 
 int bench_options_parse(int argc, char **argv, const char *help, const struct bench_option *table,

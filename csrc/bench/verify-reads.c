@@ -85,21 +85,16 @@ static int open_file(const struct options *options, struct reads *reads)
 	int err;
 
 	reads->fd = open(options->path, flags);
-	if (reads->fd < 0) {
-		msg_error("cannot open %s: %s", options->path, strerror(errno));
-		return EXIT_FAILED;
-	}
+	if (reads->fd < 0)
+		return msg_fail(EXIT_FAILED, "cannot open %s: %s", options->path, strerror(errno));
 	reads->size = options->size;
 	err = reads->size ? 0 : file_size(reads->fd, &reads->size);
-	if (err) {
-		msg_error("size of %s: %s", options->path, strerror(-err));
-		return EXIT_FAILED;
-	}
+	if (err)
+		return msg_fail(EXIT_FAILED, "size of %s: %s", options->path, strerror(-err));
 	reads->size -= reads->size % BLOCK_BYTES;
-	if (!reads->size) {
-		msg_error("%s has no whole block of %u bytes", options->path, BLOCK_BYTES);
-		return EXIT_USAGE;
-	}
+	if (!reads->size)
+		return msg_fail(EXIT_USAGE, "%s has no whole block of %u bytes", options->path,
+				BLOCK_BYTES);
 	return EXIT_OK;
 }
 
@@ -159,10 +154,9 @@ static int start(const struct options *options, struct reads *reads, struct read
 		err = pthread_create(&thread, NULL,
 				     options->threads ? read_mapped_main : read_direct_main,
 				     &readers[i]);
-		if (err) {
-			msg_error("cannot start thread %u: %s", i, strerror(err));
-			return EXIT_FAILED;
-		}
+		if (err)
+			return msg_fail(EXIT_FAILED, "cannot start thread %u: %s", i,
+					strerror(err));
 		pthread_detach(thread);
 	}
 	return EXIT_OK;

@@ -242,10 +242,9 @@ int lifetime_wait(struct lifetime *lifetime)
 
 		if (err)
 			return err;
-		if (fds[FD_ENDED].revents) {
-			msg_error("the device has failed, or another program has stopped it");
-			return -EIO;
-		}
+		if (fds[FD_ENDED].revents)
+			return msg_fail(-EIO,
+					"the device has failed, or another program has stopped it");
 		while (read(lifetime->signal_fd, &signal_info, sizeof(signal_info)) > 0)
 			lifetime->signals++;
 		action = serve_all(lifetime, fds);

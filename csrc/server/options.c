@@ -53,10 +53,9 @@ static int take_unsigned(const char *option, const char *text, unsigned low, uns
 
 	errno = 0;
 	number = strtoul(text, &end, 10);
-	if (errno || *end || end == text || *text == '-' || number < low || number > high) {
-		msg_error("%s '%s' is not a number from %u to %u", option, text, low, high);
-		return -EINVAL;
-	}
+	if (errno || *end || end == text || *text == '-' || number < low || number > high)
+		return msg_fail(-EINVAL, "%s '%s' is not a number from %u to %u", option, text, low,
+				high);
 	*value = (unsigned)number;
 	return 0;
 }
@@ -70,10 +69,8 @@ static int take_index(const char *option, const char *text, int *value)
 static int take_front_end(const char *text, struct server_options *options)
 {
 	options->frontend = frontend_find(text);
-	if (!options->frontend && strcmp(text, "auto") != 0) {
-		msg_error("--front-end '%s' is neither auto, ublk nor fuse", text);
-		return -EINVAL;
-	}
+	if (!options->frontend && strcmp(text, "auto") != 0)
+		return msg_fail(-EINVAL, "--front-end '%s' is neither auto, ublk nor fuse", text);
 	return 0;
 }
 
@@ -102,10 +99,9 @@ static int take_max_io(const char *text, struct server_options *options)
 	uint64_t bytes;
 
 	if (size_parse(text, &bytes) || bytes < MIN_IO_BYTES || bytes > MAX_IO_BYTES ||
-	    bytes % BLOCK_BYTES) {
-		msg_error("--max-io '%s' is not a multiple of 4K from 64K to 32M", text);
-		return -EINVAL;
-	}
+	    bytes % BLOCK_BYTES)
+		return msg_fail(-EINVAL, "--max-io '%s' is not a multiple of 4K from 64K to 32M",
+				text);
 	options->max_io_bytes = (uint32_t)bytes;
 	return 0;
 }
@@ -116,10 +112,9 @@ static int take_tag(const char *text, struct server_options *options)
 
 	errno = 0;
 	options->tag = strtoull(text, &end, 16);
-	if (errno || *end || end == text || strlen(text) > 16) {
-		msg_error("--tag '%s' is not a number of up to 16 hexadecimal digits", text);
-		return -EINVAL;
-	}
+	if (errno || *end || end == text || strlen(text) > 16)
+		return msg_fail(-EINVAL,
+				"--tag '%s' is not a number of up to 16 hexadecimal digits", text);
 	options->tag_given = true;
 	return 0;
 }
@@ -128,8 +123,8 @@ static int take_recovery(const char *text, struct server_options *options)
 {
 	if (recovery_find(text, &options->recovery))
 		return 0;
-	msg_error("--recovery '%s' is neither none, reissue, queue, fail-io nor auto", text);
-	return -EINVAL;
+	return msg_fail(-EINVAL,
+			"--recovery '%s' is neither none, reissue, queue, fail-io nor auto", text);
 }
 
 static int take_recover_fds(const char *text, struct server_options *options)
@@ -153,10 +148,10 @@ static int take_recover_fds(const char *text, struct server_options *options)
 	}
 	if (options->recover_fd_count >= 4)
 		return 0;
-	msg_error(
+	return msg_fail(
+		-EINVAL,
 		"--recover-fds '%s' does not have the descriptors of file, connection, queues and journal",
 		text);
-	return -EINVAL;
 }
 
 static int take_via(const char *text, struct server_options *options)
@@ -352,17 +347,16 @@ static int settle_cpus(cpu_set_t *cpus)
 	char text[CPULIST_TEXT_BYTES];
 	cpu_set_t usable, common;
 
-	if (sched_getaffinity(0, sizeof(usable), &usable)) {
-		msg_error("cannot tell which CPUs this process may use: %s", strerror(errno));
-		return -EINVAL;
-	}
+	if (sched_getaffinity(0, sizeof(usable), &usable))
+		return msg_fail(-EINVAL, "cannot tell which CPUs this process may use: %s",
+				strerror(errno));
 	if (!CPU_COUNT(cpus))
 		*cpus = usable;
 	CPU_AND(&common, cpus, &usable);
 	if (CPU_EQUAL(&common, cpus))
 		return 0;
-	msg_error("--cpus: this process may use only CPUs %s", cpulist_format(&usable, text));
-	return -EINVAL;
+	return msg_fail(-EINVAL, "--cpus: this process may use only CPUs %s",
+			cpulist_format(&usable, text));
 }
 
 static int take_row(const struct row *row, struct server_options *options)

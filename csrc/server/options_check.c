@@ -10,8 +10,7 @@
 
 static int refuse(const char *why)
 {
-	msg_error("%s", why);
-	return -EINVAL;
+	return msg_fail(-EINVAL, "%s", why);
 }
 
 static int check_recover(const struct server_options *options)

@@ -142,7 +142,7 @@ int sandbox_enter(bool privileged)
 		return err;
 	err = try_io_flusher();
 	if (err)
-		msg_error("cannot set PR_SET_IO_FLUSHER: %s", strerror(-err));
+		return msg_fail(err, "cannot set PR_SET_IO_FLUSHER: %s", strerror(-err));
 	return err;
 }
 

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/error.h"
 #include "server/io.h"
 
 struct engine;
@@ -32,10 +33,10 @@ struct segment_ops {
 	bool waits; /* it waits for other machines, so many requests should be possible at a time */
 
 	/*
-	 * Takes the kind's own keys out of the JSON object with description_take_*(). Returns 0, or
-	 * -EINVAL after a message. NULL: there are no keys.
+	 * Takes the kind's own keys out of the JSON object (lazy/keys.h). Returns 0, or a negative
+	 * errno with the error filled in. NULL: there are no keys.
 	 */
-	int (*parse)(struct segment *segment, json_t *keys);
+	int (*parse)(struct segment *segment, json_t *keys, struct error *error);
 
 	/* Opens and checks what is needed; gives a message on failure. May be NULL. */
 	int (*open)(struct engine *engine, struct segment *segment);
@@ -79,12 +80,3 @@ struct segment_ops {
 #define SEGMENT_KIND(ops)                                  \
 	static const struct segment_ops *const ops##_entry \
 		__attribute__((used, section("segment_kinds"))) = &ops
-
-/* Each removes a key from the object. Returns 0, or -EINVAL after a message. */
-int description_take_u64(json_t *keys, const char *key, bool required, uint64_t *value);
-int description_take_i64(json_t *keys, const char *key, bool required, int64_t *value);
-int description_take_bool(json_t *keys, const char *key, bool *value);
-/* The caller frees `*value`. */
-int description_take_string(json_t *keys, const char *key, char **value);
-/* The same for a key that may be missing, which leaves `*value` as it is. */
-int description_take_optional_string(json_t *keys, const char *key, char **value);

@@ -110,26 +110,22 @@ static int add_device(const char *device, const char *path)
 	ssize_t got;
 	int result;
 
-	if (length >= sizeof(args.name)) {
-		msg_error("the name of the device has %zu bytes, too many", length);
-		return EXIT_USAGE;
-	}
+	if (length >= sizeof(args.name))
+		return msg_fail(EXIT_USAGE, "the name of the device has %zu bytes, too many",
+				length);
 	memcpy(args.name, device, length);
 	target = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (target < 0) {
-		msg_error("%s: %s", path, strerror(errno));
-		return EXIT_USAGE;
-	}
+	if (target < 0)
+		return msg_fail(EXIT_USAGE, "%s: %s", path, strerror(errno));
 	result = -start(target, &args, &result_fd);
 	if (!result) {
 		do
 			got = read(result_fd, &result, sizeof(result));
 		while (got < 0 && errno == EINTR);
-		if (got != sizeof(result)) {
-			msg_error("the process that adds %s to the btrfs at %s was killed", device,
-				  path);
-			return EXIT_FAILED;
-		}
+		if (got != sizeof(result))
+			return msg_fail(EXIT_FAILED,
+					"the process that adds %s to the btrfs at %s was killed",
+					device, path);
 	}
 	if (!result)
 		return EXIT_OK;

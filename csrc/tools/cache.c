@@ -203,12 +203,11 @@ int main(int argc, char **argv)
 			break;
 	}
 	if (argc < 3 || command == count || call.count < commands[command].least ||
-	    call.count > commands[command].most) {
-		msg_error(
+	    call.count > commands[command].most)
+		return msg_fail(
+			EXIT_USAGE,
 			"usage: btrfs-ublk-cache DIRECTORY status | units KEY | check KEY | drop KEY UNIT... "
 			"| shrink BYTES | limit MAX RESERVE | remove KEY | pin KEY | unpin KEY");
-		return EXIT_USAGE;
-	}
 	err = run(&call, argv[1], command);
 	if (err) {
 		msg_error("%s", *call.error.text ? call.error.text : strerror(-err));

@@ -50,8 +50,7 @@ static int options_parse(struct options *options, int argc, char **argv)
 
 static int print_failed(int error_number)
 {
-	msg_error("cannot print the result: %s", strerror(-error_number));
-	return EXIT_FAILED;
+	return msg_fail(EXIT_FAILED, "cannot print the result: %s", strerror(-error_number));
 }
 
 static int inspect(const struct options *options, struct reader *reader)
@@ -81,11 +80,9 @@ static int check(const struct options *options, struct reader *reader, int open_
 		report_add(&report, RULE_SUPERBLOCK, "%s", reader->error);
 	else
 		ret = check_image(reader, &layout, &report);
-	if (ret) {
-		msg_error("%s: %s", options->path,
-			  ret == -ENOMEM ? strerror(ENOMEM) : reader->error);
-		return EXIT_FAILED;
-	}
+	if (ret)
+		return msg_fail(EXIT_FAILED, "%s: %s", options->path,
+				ret == -ENOMEM ? strerror(ENOMEM) : reader->error);
 	ret = print_report(options->path, &layout, &report);
 	if (ret)
 		return print_failed(ret);
@@ -109,10 +106,8 @@ int main(int argc, char **argv)
 	if (fd < 0)
 		return EXIT_FAILED;
 	ret = reader_open(&reader, fd);
-	if (ret && (!options.check || ret == -ENOMEM)) {
-		msg_error("%s: %s", options.path, reader.error);
-		return EXIT_FAILED;
-	}
+	if (ret && (!options.check || ret == -ENOMEM))
+		return msg_fail(EXIT_FAILED, "%s: %s", options.path, reader.error);
 	status = options.check ? check(&options, &reader, ret) : inspect(&options, &reader);
 	if (!ret)
 		reader_close(&reader);

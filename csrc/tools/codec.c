@@ -40,19 +40,13 @@ static int open_input(const char *path, struct input *input)
 	struct stat status;
 	void *mapped;
 
-	if (fd < 0 || fstat(fd, &status)) {
-		msg_error("cannot open '%s': %s", path, strerror(errno));
-		return EXIT_FAILED;
-	}
-	if (!S_ISREG(status.st_mode) || !status.st_size) {
-		msg_error("'%s' is no regular file with content", path);
-		return EXIT_FAILED;
-	}
+	if (fd < 0 || fstat(fd, &status))
+		return msg_fail(EXIT_FAILED, "cannot open '%s': %s", path, strerror(errno));
+	if (!S_ISREG(status.st_mode) || !status.st_size)
+		return msg_fail(EXIT_FAILED, "'%s' is no regular file with content", path);
 	mapped = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-	if (mapped == MAP_FAILED) {
-		msg_error("cannot map '%s': %s", path, strerror(errno));
-		return EXIT_FAILED;
-	}
+	if (mapped == MAP_FAILED)
+		return msg_fail(EXIT_FAILED, "cannot map '%s': %s", path, strerror(errno));
 	*input = (struct input){ mapped, (uint64_t)status.st_size };
 	return EXIT_OK;
 }
@@ -101,8 +95,7 @@ static int write_index(const char *path, const struct codec_ops *codec,
 		err = -errno;
 	if (!err)
 		return EXIT_OK;
-	msg_error("cannot write '%s': %s", path, strerror(-err));
-	return EXIT_FAILED;
+	return msg_fail(EXIT_FAILED, "cannot write '%s': %s", path, strerror(-err));
 }
 
 static int make_index(char **words)
@@ -119,10 +112,9 @@ static int make_index(char **words)
 		msg_hint("known codecs: %s", codec_names(known, sizeof(known)));
 		return EXIT_USAGE;
 	}
-	if (!parse_number(words[1], CODEC_SPAN_MAX, &scan.spacing)) {
-		msg_error("points are 1 to %d bytes apart, not '%s'", CODEC_SPAN_MAX, words[1]);
-		return EXIT_USAGE;
-	}
+	if (!parse_number(words[1], CODEC_SPAN_MAX, &scan.spacing))
+		return msg_fail(EXIT_USAGE, "points are 1 to %d bytes apart, not '%s'",
+				CODEC_SPAN_MAX, words[1]);
 	status = open_input(words[2], &input);
 	if (status)
 		return status;
@@ -167,8 +159,8 @@ static int open_index(const char *path, const struct input *file, struct opened 
 	opened->codec = codec_find(opened->index->codec);
 	if (opened->codec)
 		return EXIT_OK;
-	msg_error("'%s' is for the unknown codec %s", path, opened->index->codec);
-	return EXIT_FAILED;
+	return msg_fail(EXIT_FAILED, "'%s' is for the unknown codec %s", path,
+			opened->index->codec);
 }
 
 static int open_selection(const char *path, const struct input *file, struct opened *opened)
@@ -241,26 +233,21 @@ static int read_units(struct opened *opened, const struct input *object, const c
 	uint64_t size = selection ? selection->count * unit_bytes : opened->index->size;
 	_cleanup_free_ uint8_t *data = malloc(unit_bytes);
 
-	if (!data) {
-		msg_error("no memory");
-		return EXIT_FAILED;
-	}
+	if (!data)
+		return msg_fail(EXIT_FAILED, "no memory");
 	for (uint64_t at = 0; at < size; at += unit_bytes) {
 		uint64_t rest = size - at;
 		uint32_t length = rest < unit_bytes ? (uint32_t)rest : unit_bytes;
 		int err = read_unit(opened, object, at, length, data);
 
-		if (err) {
-			msg_error("'%s': what is read at %" PRIu64
-				  " is not what the index says: %s",
-				  path, at, strerror(-err));
-			return EXIT_FAILED;
-		}
+		if (err)
+			return msg_fail(EXIT_FAILED,
+					"'%s': what is read at %" PRIu64
+					" is not what the index says: %s",
+					path, at, strerror(-err));
 		err = write_full(STDOUT_FILENO, data, length);
-		if (err) {
-			msg_error("cannot write: %s", strerror(-err));
-			return EXIT_FAILED;
-		}
+		if (err)
+			return msg_fail(EXIT_FAILED, "cannot write: %s", strerror(-err));
 	}
 	return EXIT_OK;
 }
@@ -272,10 +259,9 @@ static int read_all(char **words, const char *selection)
 	uint32_t unit_bytes;
 	int status;
 
-	if (!parse_number(words[1], UNIT_BYTES_MAX, &unit_bytes)) {
-		msg_error("a unit has 1 to %d bytes, not '%s'", UNIT_BYTES_MAX, words[1]);
-		return EXIT_USAGE;
-	}
+	if (!parse_number(words[1], UNIT_BYTES_MAX, &unit_bytes))
+		return msg_fail(EXIT_USAGE, "a unit has 1 to %d bytes, not '%s'", UNIT_BYTES_MAX,
+				words[1]);
 	status = open_input(words[0], &file);
 	if (!status)
 		status = open_input(words[2], &object);
@@ -340,7 +326,8 @@ int main(int argc, char **argv)
 		return read_all(argv + 2, argv[5]);
 	if (argc == 4 && !strcmp(argv[1], "plan"))
 		return print_plan(argv + 2);
-	msg_error("usage: btrfs-ublk-codec index CODEC SPACING FILE OUTPUT | read INDEX UNIT FILE "
-		  "[SELECTION] | plan INDEX SELECTION");
-	return EXIT_USAGE;
+	return msg_fail(
+		EXIT_USAGE,
+		"usage: btrfs-ublk-codec index CODEC SPACING FILE OUTPUT | read INDEX UNIT FILE "
+		"[SELECTION] | plan INDEX SELECTION");
 }

@@ -72,10 +72,8 @@ int open_exclusive(const char *path)
 	/* NB: opening a FIFO blocks and opening a device can do things, so look first. */
 	if (stat(path, &before))
 		return explain_open(path, errno);
-	if (!S_ISREG(before.st_mode) && !S_ISBLK(before.st_mode)) {
-		msg_error("%s is neither a regular file nor a block device", path);
-		return -EINVAL;
-	}
+	if (!S_ISREG(before.st_mode) && !S_ISBLK(before.st_mode))
+		return msg_fail(-EINVAL, "%s is neither a regular file nor a block device", path);
 	if (S_ISBLK(before.st_mode))
 		flags |= O_EXCL;
 	fd = open(path, flags);
@@ -83,15 +81,12 @@ int open_exclusive(const char *path)
 		return explain_open(path, errno);
 	if (fstat(fd, &after))
 		return explain_open(path, errno);
-	if (after.st_dev != before.st_dev || after.st_ino != before.st_ino) {
-		msg_error("%s is another file now than a moment ago", path);
-		return -EBUSY;
-	}
+	if (after.st_dev != before.st_dev || after.st_ino != before.st_ino)
+		return msg_fail(-EBUSY, "%s is another file now than a moment ago", path);
 	if (flock(fd, LOCK_EX | LOCK_NB)) {
 		if (errno != EWOULDBLOCK)
 			return explain_open(path, errno);
-		msg_error("%s is locked by another process", path);
-		return -EBUSY;
+		return msg_fail(-EBUSY, "%s is locked by another process", path);
 	}
 	ret = S_ISREG(after.st_mode) ? loops_each(check_loop, &(struct image){ path, &after }) : 0;
 	return ret ? ret : take_fd(&fd);

@@ -658,18 +658,15 @@ static int say_what_lacks(void)
 
 		_exit((int)(lacks | confine_process()));
 	}
-	if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status)) {
-		msg_error("cannot try what a confined process may do here");
-		return EXIT_FAILED;
-	}
+	if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status))
+		return msg_fail(EXIT_FAILED, "cannot try what a confined process may do here");
 	for (unsigned i = 0; i < CHANNEL_LACKS; i++) {
 		if (WEXITSTATUS(status) & 1 << i)
 			puts(channel_lack_names[i]);
 	}
 	if (!fflush(stdout))
 		return EXIT_OK;
-	msg_error("cannot say what is lacking: %s", strerror(errno));
-	return EXIT_FAILED;
+	return msg_fail(EXIT_FAILED, "cannot say what is lacking: %s", strerror(errno));
 }
 
 int main(int argc, char **argv)
@@ -681,10 +678,8 @@ int main(int argc, char **argv)
 		return print_version();
 	if (argc == 2 && !strcmp(argv[1], "--check"))
 		return say_what_lacks();
-	if (argc != 1 || open_windows()) {
-		msg_error("only btrfs-ublk-server starts this program");
-		return EXIT_USAGE;
-	}
+	if (argc != 1 || open_windows())
+		return msg_fail(EXIT_USAGE, "only btrfs-ublk-server starts this program");
 	signal(SIGPIPE, SIG_IGN); /* TLS writes where a server has closed */
 	mallopt(M_ARENA_MAX, 1);
 	secret_guard_json();

@@ -192,17 +192,13 @@ static int run_command(const struct keeper *keeper)
 	int status, lock_fd = keeper->lock ? wait_for_lock(keeper) : -1;
 	pid_t child;
 
-	if (keeper->lock && lock_fd < 0) {
-		msg_error("cannot lock %s: %s", keeper->lock, strerror(-lock_fd));
-		return -1;
-	}
+	if (keeper->lock && lock_fd < 0)
+		return msg_fail(-1, "cannot lock %s: %s", keeper->lock, strerror(-lock_fd));
 	child = start(keeper, lock_fd);
 	if (lock_fd >= 0)
 		close(lock_fd); /* only the child has the lock now */
-	if (child < 0) {
-		msg_error("cannot start another supervisor: %s", strerror(errno));
-		return -1;
-	}
+	if (child < 0)
+		return msg_fail(-1, "cannot start another supervisor: %s", strerror(errno));
 	while (waitpid(child, &status, 0) < 0) {
 		if (errno != EINTR)
 			return -1;
@@ -289,11 +285,9 @@ static int parse(int argc, char **argv, struct keeper *keeper)
 		case 'w':
 			errno = 0;
 			keeper->watch_fd = (int)strtol(optarg, &end, 10);
-			if (errno || *end || end == optarg ||
-			    fcntl(keeper->watch_fd, F_GETFD) < 0) {
-				msg_error("--watch '%s' is no open descriptor", optarg);
-				return -EINVAL;
-			}
+			if (errno || *end || end == optarg || fcntl(keeper->watch_fd, F_GETFD) < 0)
+				return msg_fail(-EINVAL, "--watch '%s' is no open descriptor",
+						optarg);
 			break;
 		case 'd':
 			keeper->directory = optarg;
@@ -310,10 +304,9 @@ static int parse(int argc, char **argv, struct keeper *keeper)
 			return -EINVAL;
 		}
 	}
-	if (keeper->watch_fd < 0 || !keeper->directory) {
-		msg_error("%s is missing", keeper->watch_fd < 0 ? "--watch" : "--directory");
-		return -EINVAL;
-	}
+	if (keeper->watch_fd < 0 || !keeper->directory)
+		return msg_fail(-EINVAL, "%s is missing",
+				keeper->watch_fd < 0 ? "--watch" : "--directory");
 	if (optind < argc) {
 		keeper->command = argv + optind;
 		keeper->last_word = with_room(argv[argc - 1]);
@@ -332,10 +325,8 @@ int main(int argc, char **argv)
 	if (parse(argc, argv, &keeper))
 		return EXIT_USAGE;
 	/* The next supervisor must not inherit the pipe of the previous one. */
-	if (fcntl(keeper.watch_fd, F_SETFD, FD_CLOEXEC)) {
-		msg_error("--watch: %s", strerror(errno));
-		return EXIT_FAILED;
-	}
+	if (fcntl(keeper.watch_fd, F_SETFD, FD_CLOEXEC))
+		return msg_fail(EXIT_FAILED, "--watch: %s", strerror(errno));
 	/* Only a process that removes the device, or takes our place, ends this one. */
 	signal(SIGHUP, SIG_IGN);
 	signal(SIGINT, SIG_IGN);

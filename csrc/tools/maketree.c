@@ -119,14 +119,10 @@ int main(int argc, char **argv)
 		return status;
 	umask(0); /* modes are those of the image */
 	fd = open(arguments.image, O_RDONLY | O_CLOEXEC);
-	if (fd < 0) {
-		msg_error("%s: %s", arguments.image, strerror(errno));
-		return EXIT_FAILED;
-	}
-	if (reader_open(&reader, fd)) {
-		msg_error("%s", reader.error);
-		return EXIT_FAILED;
-	}
+	if (fd < 0)
+		return msg_fail(EXIT_FAILED, "%s: %s", arguments.image, strerror(errno));
+	if (reader_open(&reader, fd))
+		return msg_fail(EXIT_FAILED, "%s", reader.error);
 	ret = make(&reader, &arguments, &error);
 	reader_close(&reader);
 	if (ret) {

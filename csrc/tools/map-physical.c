@@ -155,9 +155,11 @@ static int emit_mapped(struct mapper *mapper)
 			  mapper->path, (unsigned long long)row->file_offset,
 			  (unsigned long long)position);
 	if (ret == -EOPNOTSUPP)
-		msg_error("%s: the chunk at logical address %llu has a layout that this program "
-			  "does not know (raid stripe tree, or a newer feature)",
-			  mapper->path, (unsigned long long)position);
+		return msg_fail(
+			ret,
+			"%s: the chunk at logical address %llu has a layout that this program "
+			"does not know (raid stripe tree, or a newer feature)",
+			mapper->path, (unsigned long long)position);
 	return ret;
 }
 
@@ -186,11 +188,10 @@ static int emit_extent(struct mapper *mapper, const struct tree_item *item)
 
 	memcpy(&raw, item->data, item->length < sizeof(raw) ? item->length : sizeof(raw));
 	if (item->length < head_bytes ||
-	    (raw.type != BTRFS_FILE_EXTENT_INLINE && item->length < sizeof(raw))) {
-		msg_error("%s: the extent item at file offset %llu has only %u bytes", mapper->path,
-			  (unsigned long long)item->offset, item->length);
-		return -EUCLEAN;
-	}
+	    (raw.type != BTRFS_FILE_EXTENT_INLINE && item->length < sizeof(raw)))
+		return msg_fail(-EUCLEAN,
+				"%s: the extent item at file offset %llu has only %u bytes",
+				mapper->path, (unsigned long long)item->offset, item->length);
 	/* With NO_HOLES (the default since btrfs-progs 5.15), holes have no items. */
 	ret = emit_hole(mapper, item->offset);
 	if (ret < 0)
@@ -260,8 +261,7 @@ static int write_dirty_data(const struct mapper *mapper)
 	if (ioctl(mapper->fd, FS_IOC_FIEMAP, &request) == 0)
 		return 0;
 	ret = -errno;
-	msg_error("cannot write the dirty data of %s: %s", mapper->path, strerror(-ret));
-	return ret;
+	return msg_fail(ret, "cannot write the dirty data of %s: %s", mapper->path, strerror(-ret));
 }
 
 static int refuse(const char *path, const char *what)
@@ -292,17 +292,13 @@ static int open_file(struct mapper *mapper, struct stat *file)
 	if (!S_ISREG(file->st_mode))
 		return refuse(mapper->path, "is not a regular file");
 	mapper->fd = open(mapper->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-	if (mapper->fd < 0 || fstatfs(mapper->fd, &file_system) < 0) {
-		msg_error("cannot open %s: %s", mapper->path, strerror(errno));
-		return EXIT_FAILED;
-	}
+	if (mapper->fd < 0 || fstatfs(mapper->fd, &file_system) < 0)
+		return msg_fail(EXIT_FAILED, "cannot open %s: %s", mapper->path, strerror(errno));
 	if (file_system.f_type != BTRFS_SUPER_MAGIC)
 		return refuse(mapper->path, "is not on a btrfs file system");
-	if (ioctl(mapper->fd, BTRFS_IOC_FS_INFO, &info) < 0) {
-		msg_error("cannot ask for the file system of %s: %s", mapper->path,
-			  strerror(errno));
-		return EXIT_FAILED;
-	}
+	if (ioctl(mapper->fd, BTRFS_IOC_FS_INFO, &info) < 0)
+		return msg_fail(EXIT_FAILED, "cannot ask for the file system of %s: %s",
+				mapper->path, strerror(errno));
 	mapper->block_bytes = info.sectorsize ? info.sectorsize : BLOCK_BYTES;
 	return EXIT_OK;
 }
@@ -316,10 +312,8 @@ static int map_file(struct mapper *mapper)
 	if (status != EXIT_OK)
 		return status;
 	mapper->output = malloc(sizeof(*mapper->output));
-	if (!mapper->output) {
-		msg_error("out of memory");
-		return EXIT_FAILED;
-	}
+	if (!mapper->output)
+		return msg_fail(EXIT_FAILED, "out of memory");
 	mapper->output->fd = mapper->output_fd;
 	mapper->output->error = 0;
 	mapper->output->used = 0;
@@ -333,18 +327,15 @@ static int map_file(struct mapper *mapper)
 		return EXIT_FAILED;
 	}
 	/* Get the size only now, so that it belongs to the extents that are listed. */
-	if (fstat(mapper->fd, &file) < 0) {
-		msg_error("cannot stat %s: %s", mapper->path, strerror(errno));
-		return EXIT_FAILED;
-	}
+	if (fstat(mapper->fd, &file) < 0)
+		return msg_fail(EXIT_FAILED, "cannot stat %s: %s", mapper->path, strerror(errno));
 	if (mapper->format->begin)
 		mapper->format->begin(mapper->output);
 	ret = emit_extents(mapper, &file);
 	map_output_flush(mapper->output);
-	if (mapper->output->error) {
-		msg_error("cannot write the output: %s", strerror(-mapper->output->error));
-		return EXIT_FAILED;
-	}
+	if (mapper->output->error)
+		return msg_fail(EXIT_FAILED, "cannot write the output: %s",
+				strerror(-mapper->output->error));
 	return ret < 0 ? EXIT_FAILED : EXIT_OK;
 }
 
@@ -387,10 +378,9 @@ int main(int argc, char **argv)
 			format = optarg;
 			break;
 		case 'o':
-			if (parse_fd(optarg, &mapper.output_fd) < 0) {
-				msg_error("'%s' is not an open file descriptor", optarg);
-				return EXIT_USAGE;
-			}
+			if (parse_fd(optarg, &mapper.output_fd) < 0)
+				return msg_fail(EXIT_USAGE, "'%s' is not an open file descriptor",
+						optarg);
 			break;
 		case 'h':
 			return print_help(usage_text);

@@ -422,11 +422,9 @@ static int make_image(struct job *job)
 			       job->description.output, strerror(-ret));
 		return report_error(job, EXIT_FAILED);
 	}
-	if (print_report(job)) {
-		msg_error("%s is complete, but printing the report failed",
-			  job->description.output);
-		return EXIT_FAILED;
-	}
+	if (print_report(job))
+		return msg_fail(EXIT_FAILED, "%s is complete, but printing the report failed",
+				job->description.output);
 	return EXIT_OK;
 }
 

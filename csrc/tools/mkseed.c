@@ -77,10 +77,9 @@ static int create_output(const struct options *options, struct outfile *out)
 	}
 	if (ftruncate(out->fd, (off_t)bytes)) {
 		ret = -errno;
-		if (ret == -EFBIG || ret == -EINVAL)
-			report_too_big(options, bytes);
-		else
-			msg_error("%s: %s", options->output, strerror(-ret));
+		if (ret != -EFBIG && ret != -EINVAL)
+			return msg_fail(ret, "%s: %s", options->output, strerror(-ret));
+		report_too_big(options, bytes);
 		return ret;
 	}
 	ret = seed_write(seed, out->fd);
@@ -117,10 +116,9 @@ static int print_json(const struct options *options, const struct stat *st)
 	ret = json ? json_dumpf(json, stdout, JSON_COMPACT) : -ENOMEM;
 	putchar('\n');
 	json_decref(json);
-	if (fflush(stdout) || ferror(stdout) || ret) {
-		msg_error("%s is complete, but printing the result failed", options->output);
-		return -EIO;
-	}
+	if (fflush(stdout) || ferror(stdout) || ret)
+		return msg_fail(-EIO, "%s is complete, but printing the result failed",
+				options->output);
 	return 0;
 }
 
@@ -134,10 +132,8 @@ static int make_seed(struct options *options)
 	if (ret)
 		return ret;
 	ret = seed_plan(&options->seed);
-	if (ret) {
-		msg_error("cannot lay the seed out: %s", strerror(-ret));
-		return ret;
-	}
+	if (ret)
+		return msg_fail(ret, "cannot lay the seed out: %s", strerror(-ret));
 	ret = create_output(options, &out);
 	if (ret)
 		return ret;
@@ -145,10 +141,9 @@ static int make_seed(struct options *options)
 		ret = -errno;
 	if (!ret)
 		ret = outfile_publish(&out, options->force);
-	if (ret) {
-		msg_error("%s: cannot put it in place: %s", options->output, strerror(-ret));
-		return ret;
-	}
+	if (ret)
+		return msg_fail(ret, "%s: cannot put it in place: %s", options->output,
+				strerror(-ret));
 	return print_json(options, &st);
 }
 

@@ -126,14 +126,10 @@ int main(int argc, char **argv)
 	if (!options.path)
 		return status;
 	fd = open(options.path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0) {
-		msg_error("%s: %s", options.path, strerror(errno));
-		return EXIT_FAILED;
-	}
-	if (reader_open(&reader, fd)) {
-		msg_error("%s", reader.error);
-		return EXIT_FAILED;
-	}
+	if (fd < 0)
+		return msg_fail(EXIT_FAILED, "%s: %s", options.path, strerror(errno));
+	if (reader_open(&reader, fd))
+		return msg_fail(EXIT_FAILED, "%s", reader.error);
 	setvbuf(stdout, NULL, _IOFBF, OUTPUT_BYTES);
 	ret = options.form->write(&reader, options.subvolume, &error);
 	if (ret)

@@ -113,10 +113,8 @@ static int make_seed(const struct options *options, struct reader *reader, int f
 {
 	struct flip flip = { .inode = options->inode };
 
-	if (flip_check(reader, &flip)) {
-		msg_error("%s: %s", options->path, reader->error);
-		return EXIT_USAGE;
-	}
+	if (flip_check(reader, &flip))
+		return msg_fail(EXIT_USAGE, "%s: %s", options->path, reader->error);
 	msg_debug("%" PRIu64 " of %" PRIu64 " extents are preallocated", flip.prealloc_extents,
 		  flip.extents);
 	if (!options->dry_run && flip_write(reader, fd, &flip)) {
@@ -124,10 +122,8 @@ static int make_seed(const struct options *options, struct reader *reader, int f
 		msg_hint("run it again: it goes on where it was");
 		return EXIT_FAILED;
 	}
-	if (print_seed(options, reader, &flip)) {
-		msg_error("printing the result failed");
-		return EXIT_FAILED;
-	}
+	if (print_seed(options, reader, &flip))
+		return msg_fail(EXIT_FAILED, "printing the result failed");
 	return EXIT_OK;
 }
 
@@ -152,10 +148,8 @@ static int reshape(const struct options *options)
 
 	if (fd < 0)
 		return EXIT_USAGE;
-	if (reader_open(&reader, fd)) {
-		msg_error("%s: %s", options->path, reader.error);
-		return EXIT_USAGE;
-	}
+	if (reader_open(&reader, fd))
+		return msg_fail(EXIT_USAGE, "%s: %s", options->path, reader.error);
 	status = (options->seed ? make_seed : stretch)(options, &reader, fd);
 	reader_close(&reader);
 	return status;
@@ -165,8 +159,7 @@ static int parse_number(const char *option, const char *text, uint64_t *value)
 {
 	if (!size_parse(text, value))
 		return 0;
-	msg_error("--%s: \"%s\" is not a number", option, text);
-	return -EINVAL;
+	return msg_fail(-EINVAL, "--%s: \"%s\" is not a number", option, text);
 }
 
 enum option_id { OPTION_OFFSET, OPTION_LENGTH, OPTION_INODE, OPTION_COUNT };
@@ -178,22 +171,17 @@ static int check_usage(struct options *options, const char *verb, unsigned given
 	unsigned needed;
 
 	options->seed = !strcmp(verb, "seed");
-	if (!options->seed && strcmp(verb, "stretch") != 0) {
-		msg_error("there is no \"%s\"", verb);
-		return -EINVAL;
-	}
+	if (!options->seed && strcmp(verb, "stretch") != 0)
+		return msg_fail(-EINVAL, "there is no \"%s\"", verb);
 	needed = options->seed ? 1u << OPTION_INODE : 1u << OPTION_OFFSET | 1u << OPTION_LENGTH;
 	for (unsigned i = 0; i < OPTION_COUNT; i++) {
-		if ((needed ^ given) & 1u << i) {
-			msg_error("%s %s --%s", verb, needed & 1u << i ? "needs" : "has no",
-				  option_names[i]);
-			return -EINVAL;
-		}
+		if ((needed ^ given) & 1u << i)
+			return msg_fail(-EINVAL, "%s %s --%s", verb,
+					needed & 1u << i ? "needs" : "has no", option_names[i]);
 	}
-	if (!options->seed && (options->dry_run || options->json)) {
-		msg_error("%s has no --%s", verb, options->json ? "json" : "dry-run");
-		return -EINVAL;
-	}
+	if (!options->seed && (options->dry_run || options->json))
+		return msg_fail(-EINVAL, "%s has no --%s", verb,
+				options->json ? "json" : "dry-run");
 	return 0;
 }
 

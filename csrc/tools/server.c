@@ -32,8 +32,7 @@ static int load(const char *path, struct engine *engine)
 	if (!file) {
 		int err = -errno;
 
-		msg_error("cannot open description '%s': %s", path, strerror(-err));
-		return err;
+		return msg_fail(err, "cannot open description '%s': %s", path, strerror(-err));
 	}
 	return description_load(file, path, engine);
 }
@@ -130,10 +129,9 @@ static int serve_requests(struct frontend *frontend, struct lifetime *lifetime)
 {
 	int err = lifetime_start_pool(lifetime), status;
 
-	if (err) {
-		msg_error("cannot start a thread for requests: %s", strerror(-err));
-		return EXIT_FAILED;
-	}
+	if (err)
+		return msg_fail(EXIT_FAILED, "cannot start a thread for requests: %s",
+				strerror(-err));
 	err = serve(frontend, lifetime);
 	status = err ? failure_status(err) : EXIT_OK;
 	if (lifetime_stop_pool(lifetime)) {
@@ -152,25 +150,25 @@ static int check_memory(const struct frontend *frontend)
 
 	if (buffers <= memory / 4)
 		return 0;
-	msg_error("%u queues x %u requests x %u bytes would lock %s; the limit is a quarter of "
-		  "this machine's memory, %s",
-		  frontend->queues, frontend->depth, frontend->max_io_bytes,
-		  size_format(buffers, wanted), size_format(memory / 4, limit));
-	return -EINVAL;
+	return msg_fail(
+		-EINVAL,
+		"%u queues x %u requests x %u bytes would lock %s; the limit is a quarter of "
+		"this machine's memory, %s",
+		frontend->queues, frontend->depth, frontend->max_io_bytes,
+		size_format(buffers, wanted), size_format(memory / 4, limit));
 }
 
 static int open_sockets(const struct server_options *options, struct lifetime *lifetime)
 {
 	int err = control_init(&lifetime->owner, options->control_fd, NULL, CONTROL_OWNER_WAIT_MS);
 
-	if (err) {
-		msg_error("--control-fd %d is no socket: %s", options->control_fd, strerror(-err));
-		return err;
-	}
+	if (err)
+		return msg_fail(err, "--control-fd %d is no socket: %s", options->control_fd,
+				strerror(-err));
 	err = control_server_init(&lifetime->clients, options->listen_fd);
 	if (err)
-		msg_error("--listen-fd %d is no listening socket: %s", options->listen_fd,
-			  strerror(-err));
+		return msg_fail(err, "--listen-fd %d is no listening socket: %s",
+				options->listen_fd, strerror(-err));
 	return err;
 }
 

@@ -35,8 +35,7 @@ static int backs(unsigned number, const struct stat *file)
 	if (length < 0) {
 		int err = -errno;
 
-		msg_error("cannot read %s: %s", entry, strerror(-err));
-		return err;
+		return msg_fail(err, "cannot read %s: %s", entry, strerror(-err));
 	}
 	path[length] = 0;
 	path[strcspn(path, "\n")] = 0;
@@ -73,10 +72,8 @@ int open_unmounted(const char *path)
 	int ret;
 
 	/* Opening a FIFO would wait for a writer, and opening a tape would rewind it. */
-	if (stat(path, &st) == 0 && !S_ISREG(st.st_mode) && !S_ISBLK(st.st_mode)) {
-		msg_error("%s is neither a regular file nor a block device", path);
-		return -EINVAL;
-	}
+	if (stat(path, &st) == 0 && !S_ISREG(st.st_mode) && !S_ISBLK(st.st_mode))
+		return msg_fail(-EINVAL, "%s is neither a regular file nor a block device", path);
 	fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | (S_ISBLK(st.st_mode) ? O_EXCL : 0));
 	if (fd < 0 || fstat(fd, &st)) {
 		ret = -errno;

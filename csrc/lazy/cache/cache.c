@@ -45,11 +45,10 @@ static int open_directory(const char *path, int *fd, struct error *error)
 	*fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (*fd < 0) {
 		err = -errno;
-		error_set_text(error, "cannot open the cache's directory '%s': %s", path,
-			       err == -ELOOP || err == -ENOTDIR ?
-				       "a symbolic link, or not a directory" :
-				       strerror(-err));
-		return err;
+		return error_set(error, err, "cannot open the cache's directory '%s': %s", path,
+				 err == -ELOOP || err == -ENOTDIR ?
+					 "a symbolic link, or not a directory" :
+					 strerror(-err));
 	}
 	if (fstat(*fd, &status))
 		return error_set(error, -errno, "'%s': %s", path, strerror(errno));

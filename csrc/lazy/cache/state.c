@@ -128,10 +128,9 @@ static int check(const struct cache *cache, struct error *error)
 	    !memcmp(found.magic, CACHE_MAGIC, sizeof(CACHE_MAGIC)) &&
 	    le32toh(found.version) == CACHE_STATE_VERSION)
 		return 0;
-	error_set_text(error, "the cache '%s' is in use by a program of another version",
-		       cache->path);
 	error_set_hint(error, "name another directory");
-	return -EPROTONOSUPPORT;
+	return error_set(error, -EPROTONOSUPPORT,
+			 "the cache '%s' is in use by a program of another version", cache->path);
 }
 
 int state_open(struct cache *cache, struct error *error)

@@ -42,10 +42,9 @@ static int check_file(int fd, const char *path, bool owner_only, struct stat *st
 				 "'%s' belongs to user %u: whoever owns it can read and change it",
 				 path, status->st_uid);
 	if (status->st_mode & (S_IRWXG | S_IRWXO)) {
-		error_set_text(error, "'%s' is open to others (mode %03o)", path,
-			       status->st_mode & 0777);
 		error_set_hint(error, "chmod 600 '%s'", path);
-		return -EACCES;
+		return error_set(error, -EACCES, "'%s' is open to others (mode %03o)", path,
+				 status->st_mode & 0777);
 	}
 	return 0;
 }

@@ -117,15 +117,13 @@ int url_check(const char *url, const char *key, struct error *error)
 	/* NB: libcurl would guess a scheme, and accept a missing slash. */
 	rest = strstr(url, "://");
 	if (rest && rest > url && !parsed) {
-		error_set_text(error, "\"%s\" is no valid URL", key);
 		error_set_hint(error, "like https://host/path, or https://host:8080/path; "
 				      "ports go up to 65535");
-		return -EINVAL;
+		return error_set(error, -EINVAL, "\"%s\" is no valid URL", key);
 	}
 	if (!scheme || !rest) {
-		error_set_text(error, "\"%s\" is no URL with a scheme", key);
 		error_set_hint(error, "like https://host/path");
-		return -EINVAL;
+		return error_set(error, -EINVAL, "\"%s\" is no URL with a scheme", key);
 	}
 	url_text(url, text);
 	if (strcasecmp(scheme, "http") != 0 && strcasecmp(scheme, "https") != 0)

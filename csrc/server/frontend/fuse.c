@@ -83,40 +83,32 @@ static int check_recovery(const struct frontend *frontend)
 {
 	enum recovery_mode recovery = frontend->recovery;
 
-	if (recovery == RECOVERY_QUEUE || recovery == RECOVERY_FAIL_IO) {
-		msg_error("--recovery %s is for ublk only; fuse has reissue",
-			  recovery_name(recovery));
-		return -EINVAL;
-	}
+	if (recovery == RECOVERY_QUEUE || recovery == RECOVERY_FAIL_IO)
+		return msg_fail(-EINVAL, "--recovery %s is for ublk only; fuse has reissue",
+				recovery_name(recovery));
 	return 0;
 }
 
 static int check_options(const struct frontend *frontend)
 {
-	if (frontend->max_io_bytes > MAX_IO_BYTES) {
-		msg_error("FUSE requests have at most %u bytes, not %u", MAX_IO_BYTES,
-			  frontend->max_io_bytes);
-		return -EINVAL;
-	}
-	if (frontend->wanted_id >= 0) {
-		msg_error("--id %d is for ublk only: a FUSE file has no device number",
-			  frontend->wanted_id);
-		return -EINVAL;
-	}
-	if (frontend->unprivileged) {
-		msg_error("--unprivileged is for ublk only: a FUSE file needs a loop device, which "
-			  "only root makes");
-		return -EINVAL;
-	}
-	if (frontend->features_on || frontend->features_off) {
-		msg_error("--feature and --no-feature are for the ublk driver");
-		return -EINVAL;
-	}
-	if (frontend->recover_id >= 0) {
-		msg_error("--recover is for ublk devices; a FUSE connection is taken over by "
-			  "--recover-fds");
-		return -EINVAL;
-	}
+	if (frontend->max_io_bytes > MAX_IO_BYTES)
+		return msg_fail(-EINVAL, "FUSE requests have at most %u bytes, not %u",
+				MAX_IO_BYTES, frontend->max_io_bytes);
+	if (frontend->wanted_id >= 0)
+		return msg_fail(-EINVAL,
+				"--id %d is for ublk only: a FUSE file has no device number",
+				frontend->wanted_id);
+	if (frontend->unprivileged)
+		return msg_fail(
+			-EINVAL,
+			"--unprivileged is for ublk only: a FUSE file needs a loop device, which "
+			"only root makes");
+	if (frontend->features_on || frontend->features_off)
+		return msg_fail(-EINVAL, "--feature and --no-feature are for the ublk driver");
+	if (frontend->recover_id >= 0)
+		return msg_fail(-EINVAL,
+				"--recover is for ublk devices; a FUSE connection is taken over by "
+				"--recover-fds");
 	return check_recovery(frontend);
 }
 
@@ -139,8 +131,8 @@ static int open_devices(struct frontend *frontend)
 					       .buffer_bytes = frontend->max_io_bytes };
 	err = fuse_journal_create(&fuse->journal);
 	if (err)
-		msg_error("cannot make memory to be shared with the next server: %s",
-			  strerror(-err));
+		return msg_fail(err, "cannot make memory to be shared with the next server: %s",
+				strerror(-err));
 	return err;
 }
 
@@ -153,22 +145,19 @@ static int take_kept_devices(struct frontend *frontend)
 
 	for (unsigned i = 0; i < last; i++) {
 		err = fuse_take_kept_fd(fds[i], i ? FUSE_KEPT_DEVICE : FUSE_KEPT_FILE);
-		if (err) {
-			msg_error("--recover-fds: %d is not %s: %s", fds[i],
-				  i ? fuse_device : "a file", strerror(-err));
-			return err;
-		}
+		if (err)
+			return msg_fail(err, "--recover-fds: %d is not %s: %s", fds[i],
+					i ? fuse_device : "a file", strerror(-err));
 	}
 	fuse->place_fd = fds[0];
 	fuse->connection_fd = fds[1];
 	for (; fuse->opened < frontend->queues; fuse->opened++)
 		fuse->queues[fuse->opened].device_fd = fds[2 + fuse->opened];
 	err = fuse_journal_open(&fuse->journal, fds[last], frontend->queues);
-	if (err) {
-		msg_error("--recover-fds: %d is not the journal of a server with %u queues: %s",
-			  fds[last], frontend->queues, strerror(-err));
-		return err;
-	}
+	if (err)
+		return msg_fail(
+			err, "--recover-fds: %d is not the journal of a server with %u queues: %s",
+			fds[last], frontend->queues, strerror(-err));
 	frontend->depth = fuse->journal.depth;
 	frontend->max_io_bytes = fuse->journal.buffer_bytes;
 	return 0;
@@ -244,8 +233,8 @@ static int mount_it(struct frontend *frontend)
 		if (ioctl(fuse->queues[i].device_fd, FUSE_DEV_IOC_CLONE, &connection)) {
 			int err = -errno;
 
-			msg_error("cannot clone the FUSE connection: %s", strerror(-err));
-			return err;
+			return msg_fail(err, "cannot clone the FUSE connection: %s",
+					strerror(-err));
 		}
 	}
 	return make_session(fuse);
@@ -262,16 +251,15 @@ static int check_kept_file(const struct frontend *frontend)
 
 	if (statx(fuse->place_fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_SIZE, &status)) {
 		err = -errno;
-		msg_error("--recover-fds: the file: %s", strerror(-err));
-		return err;
+		return msg_fail(err, "--recover-fds: the file: %s", strerror(-err));
 	}
 	fuse->grown = frontend->grow && status.stx_size < wanted;
-	if (status.stx_size != wanted && !fuse->grown) {
-		msg_error("the file has %llu bytes, the description %llu: they are not of the "
-			  "same device",
-			  (unsigned long long)status.stx_size, (unsigned long long)wanted);
-		return -EINVAL;
-	}
+	if (status.stx_size != wanted && !fuse->grown)
+		return msg_fail(
+			-EINVAL,
+			"the file has %llu bytes, the description %llu: they are not of the "
+			"same device",
+			(unsigned long long)status.stx_size, (unsigned long long)wanted);
 	if (poll(&connection, 1, 0) < 0)
 		return -errno;
 	if (connection.revents & POLLERR) {
@@ -320,15 +308,14 @@ static int start_queues(struct frontend *frontend)
 		queue->threads = &fuse->threads;
 		queue->worker = &frontend->engine->workers[i];
 		err = fuse_queue_start(queue);
-		if (err) {
-			msg_error("cannot start thread %u: %s", i, strerror(-err));
-			return err;
-		}
+		if (err)
+			return msg_fail(err, "cannot start thread %u: %s", i, strerror(-err));
 		fuse->serving++;
 	}
 	err = fuse_allocator_start(&fuse->allocator);
 	if (err)
-		msg_error("cannot start the thread that gets memory: %s", strerror(-err));
+		return msg_fail(err, "cannot start the thread that gets memory: %s",
+				strerror(-err));
 	return err;
 }
 

@@ -64,19 +64,18 @@ static int ublk_open(struct frontend *frontend)
 	ublk->ended_fd = eventfd(0, EFD_CLOEXEC);
 	if (ublk->ended_fd < 0)
 		return -errno;
-	if (frontend->depth > MAX_DEPTH) {
-		msg_error("queue depth %u is over the limit of %d", frontend->depth, MAX_DEPTH);
-		return -EINVAL;
-	}
-	if (frontend->page_cache) {
-		msg_error("--page-cache is of fuse: the kernel caches what block devices hold");
-		return -EINVAL;
-	}
-	if (frontend->recover_fd_count) {
-		msg_error("--recover-fds is about FUSE connections; a ublk device is taken over by "
-			  "--recover");
-		return -EINVAL;
-	}
+	if (frontend->depth > MAX_DEPTH)
+		return msg_fail(-EINVAL, "queue depth %u is over the limit of %d", frontend->depth,
+				MAX_DEPTH);
+	if (frontend->page_cache)
+		return msg_fail(
+			-EINVAL,
+			"--page-cache is of fuse: the kernel caches what block devices hold");
+	if (frontend->recover_fd_count)
+		return msg_fail(
+			-EINVAL,
+			"--recover-fds is about FUSE connections; a ublk device is taken over by "
+			"--recover");
 	err = ublk_control_open(&ublk->control);
 	if (err)
 		return err;
@@ -134,11 +133,9 @@ static int add_device(struct frontend *frontend)
 	if (frontend->unprivileged)
 		ublk_control_set_path(&ublk->control, ublk->info.dev_id);
 	/* The kernel clears unknown flags instead of refusing them. */
-	if ((ublk->info.flags & flags) != flags) {
-		msg_error("the kernel dropped ublk flags 0x%llx that it said it has",
-			  (unsigned long long)(flags & ~ublk->info.flags));
-		return -EPROTO;
-	}
+	if ((ublk->info.flags & flags) != flags)
+		return msg_fail(-EPROTO, "the kernel dropped ublk flags 0x%llx that it said it has",
+				(unsigned long long)(flags & ~ublk->info.flags));
 	return ublk_recovery_granted(frontend->recovery, ublk->info.flags);
 }
 
@@ -172,8 +169,8 @@ static int set_params(struct frontend *frontend)
 	}
 	err = ublk_set_params(&ublk->control, ublk->info.dev_id, &params);
 	if (err)
-		msg_error("the kernel refused the device's parameters (SET_PARAMS): %s",
-			  strerror(-err));
+		return msg_fail(err, "the kernel refused the device's parameters (SET_PARAMS): %s",
+				strerror(-err));
 	return err;
 }
 
@@ -215,10 +212,8 @@ static int start_queues(struct frontend *frontend)
 		if (err)
 			return err;
 		err = ublk_queue_start(queue);
-		if (err) {
-			msg_error("cannot start queue %u: %s", i, strerror(-err));
-			return err;
-		}
+		if (err)
+			return msg_fail(err, "cannot start queue %u: %s", i, strerror(-err));
 		ublk->serving++;
 	}
 	return 0;
@@ -236,9 +231,8 @@ static int ublk_stop(struct frontend *frontend)
 	/* -ENODEV: another program has deleted it, so the queues have ended. */
 	if (err && err != -ENODEV) {
 		/* The queues do not end then, so the device stays for `gc`. */
-		msg_error("cannot stop ublk device %u (STOP_DEV): %s", ublk->info.dev_id,
-			  strerror(-err));
-		return err;
+		return msg_fail(err, "cannot stop ublk device %u (STOP_DEV): %s", ublk->info.dev_id,
+				strerror(-err));
 	}
 	while (ublk->serving)
 		ublk_queue_join(&ublk->queues[--ublk->serving]);

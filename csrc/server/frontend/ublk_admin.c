@@ -126,15 +126,13 @@ static int remove_device(struct ublk_control *control, unsigned id, uint64_t tag
 	struct ublksrv_ctrl_dev_info info;
 	int err = get_device(control, id, &info);
 
-	if (err) {
-		msg_error("no ublk device %u: %s", id, strerror(-err));
-		return err;
-	}
-	if (info.ublksrv_flags != tag) {
-		msg_error("ublk device %u carries tag %016llx, not %016llx; it was left alone", id,
-			  (unsigned long long)info.ublksrv_flags, (unsigned long long)tag);
-		return -EPERM;
-	}
+	if (err)
+		return msg_fail(err, "no ublk device %u: %s", id, strerror(-err));
+	if (info.ublksrv_flags != tag)
+		return msg_fail(
+			-EPERM,
+			"ublk device %u carries tag %016llx, not %016llx; it was left alone", id,
+			(unsigned long long)info.ublksrv_flags, (unsigned long long)tag);
 	dev_dir = open("/dev", O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (dev_dir < 0)
 		return -errno;
@@ -150,7 +148,7 @@ static int remove_device(struct ublk_control *control, unsigned id, uint64_t tag
 	if (!err)
 		err = ublk_delete_device(control, id);
 	if (err)
-		msg_error("cannot remove ublk device %u: %s", id, strerror(-err));
+		return msg_fail(err, "cannot remove ublk device %u: %s", id, strerror(-err));
 	return err;
 }
 

@@ -65,8 +65,7 @@ const struct ublk_feature *ublk_feature_find(const char *name)
 			continue;
 		if (feature->use == UBLK_USED || feature->use == UBLK_WANTED)
 			return feature;
-		msg_error("feature '%s' cannot be switched: %s", name, feature->reason);
-		return NULL;
+		return msg_fail(NULL, "feature '%s' cannot be switched: %s", name, feature->reason);
 	}
 	msg_error("there is no feature '%s'", name);
 	msg_hint("--features lists them");

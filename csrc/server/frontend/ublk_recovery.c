@@ -110,9 +110,9 @@ static bool is_recoverable(const struct ublksrv_ctrl_dev_info *info)
 
 static int refuse_other(const struct ublksrv_ctrl_dev_info *info, uint64_t tag)
 {
-	msg_error("ublk device %u carries tag %016llx, not %016llx; it was left alone",
-		  info->dev_id, (unsigned long long)info->ublksrv_flags, (unsigned long long)tag);
-	return -EPERM;
+	return msg_fail(
+		-EPERM, "ublk device %u carries tag %016llx, not %016llx; it was left alone",
+		info->dev_id, (unsigned long long)info->ublksrv_flags, (unsigned long long)tag);
 }
 
 static int refuse_hopeless(const struct ublksrv_ctrl_dev_info *info)
@@ -142,10 +142,9 @@ static int wait_for_death(const struct frontend *frontend, struct ublk_control *
 	for (unsigned waited_ms = 0;; waited_ms += POLL_MS) {
 		int err = ublk_get_device(control, (uint32_t)frontend->recover_id, info);
 
-		if (err) {
-			msg_error("no ublk device %d: %s", frontend->recover_id, strerror(-err));
-			return err;
-		}
+		if (err)
+			return msg_fail(err, "no ublk device %d: %s", frontend->recover_id,
+					strerror(-err));
 		if (info->ublksrv_flags != frontend->tag)
 			return refuse_other(info, frontend->tag);
 		if (is_recoverable(info))
@@ -179,21 +178,18 @@ static int check_params(const struct frontend *frontend, struct ublk_control *co
 	uint64_t bytes;
 	bool read_only;
 
-	if (err) {
-		msg_error("ublk device %u does not tell its parameters (GET_PARAMS): %s", id,
-			  strerror(-err));
-		return err;
-	}
+	if (err)
+		return msg_fail(err, "ublk device %u does not tell its parameters (GET_PARAMS): %s",
+				id, strerror(-err));
 	bytes = params.basic.dev_sectors << SECTOR_SHIFT;
 	read_only = params.basic.attrs & UBLK_ATTR_READ_ONLY;
 	if (bytes != engine->size &&
 	    !(frontend->grow && bytes < engine->size && control->features & UBLK_F_UPDATE_SIZE))
 		return refuse_size(control, id, bytes, frontend);
-	if (read_only != engine->read_only) {
-		msg_error("ublk device %u is %s, the description is not; it was left alone", id,
-			  read_only ? "read-only" : "writable");
-		return -EINVAL;
-	}
+	if (read_only != engine->read_only)
+		return msg_fail(-EINVAL,
+				"ublk device %u is %s, the description is not; it was left alone",
+				id, read_only ? "read-only" : "writable");
 	return 0;
 }
 
@@ -213,9 +209,10 @@ int ublk_recovery_grow(const struct engine *engine, struct ublk_control *control
 	if (!err && params.basic.dev_sectors << SECTOR_SHIFT < engine->size)
 		err = ublk_update_size(control, id, engine->size);
 	if (err)
-		msg_error("cannot make ublk device %u %llu bytes large (UPDATE_SIZE): %s", id,
-			  (unsigned long long)engine->size, strerror(-err));
-	return err;
+		return msg_fail(err,
+				"cannot make ublk device %u %llu bytes large (UPDATE_SIZE): %s", id,
+				(unsigned long long)engine->size, strerror(-err));
+	return 0;
 }
 
 int ublk_open_char_device(int dev_dir, uint32_t id)

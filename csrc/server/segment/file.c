@@ -19,6 +19,7 @@
 #include "base/cleanup.h"
 #include "base/message.h"
 #include "base/size.h"
+#include "lazy/keys.h"
 #include "server/engine.h"
 #include "server/segment.h"
 
@@ -32,26 +33,24 @@ struct file_segment {
 	bool in_memory;
 };
 
-static int file_parse(struct segment *segment, json_t *keys)
+static int file_parse(struct segment *segment, json_t *keys, struct error *error)
 {
 	struct file_segment *file = segment->private;
-	int err = description_take_string(keys, "path", &file->path);
+	int err = keys_take_string(keys, "path", true, &file->path, error);
 
 	if (!err)
-		err = description_take_u64(keys, "file_offset", false, &file->file_offset);
+		err = keys_take_u64(keys, "file_offset", false, &file->file_offset, error);
 	if (!err)
-		err = description_take_bool(keys, "writable", &file->writable);
+		err = keys_take_bool(keys, "writable", &file->writable, error);
 	if (!err)
-		err = description_take_bool(keys, "direct", &file->direct);
-	if (err)
-		return err;
-	if (file->file_offset % BLOCK_BYTES || file->file_offset > INT64_MAX - segment->length) {
-		msg_error("segment %u (file): \"file_offset\" %llu is not a multiple of %u, or "
-			  "reaches beyond what a file can hold",
-			  segment->index, (unsigned long long)file->file_offset, BLOCK_BYTES);
-		return -EINVAL;
-	}
-	return 0;
+		err = keys_take_bool(keys, "direct", &file->direct, error);
+	if (!err &&
+	    (file->file_offset % BLOCK_BYTES || file->file_offset > INT64_MAX - segment->length))
+		err = error_set(error, -EINVAL,
+				"\"file_offset\" %llu is not a multiple of %u, or reaches beyond "
+				"what a file can hold",
+				(unsigned long long)file->file_offset, BLOCK_BYTES);
+	return err;
 }
 
 static int file_size(int fd, uint64_t *size)
@@ -110,11 +109,10 @@ static int file_open(struct engine *engine, struct segment *segment)
 	uint64_t size = 0;
 	int err;
 
-	if (file->writable && engine->read_only) {
-		msg_error("segment %u (file %s) is writable, the device is read-only",
-			  segment->index, file->path);
-		return -EINVAL;
-	}
+	if (file->writable && engine->read_only)
+		return msg_fail(-EINVAL,
+				"segment %u (file %s) is writable, the device is read-only",
+				segment->index, file->path);
 	/* O_NONBLOCK: opening a FIFO must not hang; it does not affect files and disks. */
 	fd = open(file->path, flags | O_CLOEXEC | O_NONBLOCK);
 	if (fd < 0) {
@@ -134,12 +132,10 @@ static int file_open(struct engine *engine, struct segment *segment)
 		return err;
 	}
 	err = file_size(fd, &size);
-	if (err) {
-		msg_error("segment %u: '%s': %s", segment->index, file->path,
-			  err == -EMEDIUMTYPE ? "neither a regular file nor a block device" :
-						strerror(-err));
-		return err;
-	}
+	if (err)
+		return msg_fail(err, "segment %u: '%s': %s", segment->index, file->path,
+				err == -EMEDIUMTYPE ? "neither a regular file nor a block device" :
+						      strerror(-err));
 	if (size < needed) {
 		msg_error("segment %u: '%s' has %llu bytes, the segment needs %llu", segment->index,
 			  file->path, (unsigned long long)size, (unsigned long long)needed);

@@ -14,6 +14,7 @@
 #include "lazy/cache.h"
 #include "lazy/complete.h"
 #include "lazy/fetcher.h"
+#include "lazy/keys.h"
 #include "lazy/mirror/via.h"
 #include "lazy/prefetch.h"
 #include "lazy/space.h"
@@ -23,24 +24,24 @@
 
 enum { DEADLINE_DEFAULT_S = 30, DEADLINE_MAX_S = 24 * 3600 };
 
-static int parse_unmapped(struct segment *segment, json_t *keys)
+static int parse_unmapped(struct segment *segment, json_t *keys, struct error *error)
 {
 	struct lazy_segment *lazy = segment->private;
 	char *word = NULL;
-	int err = description_take_optional_string(keys, "unmapped", &word);
+	int err = keys_take_string(keys, "unmapped", false, &word, error);
 
 	if (err || !word)
 		return err;
 	lazy->unmapped_zero = !strcmp(word, "zero");
 	if (!lazy->unmapped_zero && strcmp(word, "error") != 0) {
-		msg_error("\"unmapped\" is \"%s\", it must be \"error\" or \"zero\"", word);
-		err = -EINVAL;
+		err = error_set(error, -EINVAL,
+				"\"unmapped\" is \"%s\", it must be \"error\" or \"zero\"", word);
 	}
 	free(word);
 	return err;
 }
 
-static int parse_deadline(struct segment *segment, json_t *keys)
+static int parse_deadline(struct segment *segment, json_t *keys, struct error *error)
 {
 	struct lazy_segment *lazy = segment->private;
 	const json_t *found = json_object_get(keys, "deadline_s");
@@ -52,19 +53,19 @@ static int parse_deadline(struct segment *segment, json_t *keys)
 		seconds = -1;
 	else if (found)
 		seconds = json_number_value(found);
-	if (seconds <= 0 || seconds > DEADLINE_MAX_S) {
-		msg_error("\"deadline_s\" must be a positive number of seconds, at most %d, or "
-			  "null (none)",
-			  DEADLINE_MAX_S);
-		return -EINVAL;
-	}
+	if (seconds <= 0 || seconds > DEADLINE_MAX_S)
+		return error_set(
+			error, -EINVAL,
+			"\"deadline_s\" must be a positive number of seconds, at most %d, or "
+			"null (none)",
+			DEADLINE_MAX_S);
 	if (!json_is_null(found))
 		lazy->deadline_ns = (uint64_t)(seconds * 1e9) ?: 1;
 	json_object_del(keys, "deadline_s");
 	return 0;
 }
 
-static int parse_complete(struct segment *segment, json_t *keys)
+static int parse_complete(struct segment *segment, json_t *keys, struct error *error)
 {
 	struct lazy_segment *lazy = segment->private;
 	const json_t *found = json_object_get(keys, "complete");
@@ -73,61 +74,49 @@ static int parse_complete(struct segment *segment, json_t *keys)
 
 	lazy->complete.wanted = found && !json_is_null(found);
 	lazy->complete.bytes_per_s = rate > 0 ? (uint64_t)rate : 0;
-	if (lazy->complete.wanted && rate <= 0 && (!word || strcmp(word, "idle") != 0)) {
-		msg_error(
+	if (lazy->complete.wanted && rate <= 0 && (!word || strcmp(word, "idle") != 0))
+		return error_set(
+			error, -EINVAL,
 			"\"complete\" must be a positive number of bytes per second, or \"idle\"");
-		return -EINVAL;
-	}
-	if (lazy->complete.wanted && !lazy->cache_path) {
-		msg_error("\"complete\" needs a \"cache\"");
-		return -EINVAL;
-	}
+	if (lazy->complete.wanted && !lazy->cache_path)
+		return error_set(error, -EINVAL, "\"complete\" needs a \"cache\"");
 	json_object_del(keys, "complete");
 	return 0;
 }
 
-static int parse_via(json_t *keys)
+static int parse_via(json_t *keys, struct error *error)
 {
 	const json_t *rules = json_object_get(keys, "via");
-	struct error error = {};
-	int err;
+	int err = rules ? via_rules_set(VIA_OF_DEVICE, rules, error) : 0;
 
-	if (!rules)
-		return 0;
-	err = via_rules_set(VIA_OF_DEVICE, rules, &error);
-	if (err)
-		msg_error("%s", error.text);
-	if (err && *error.hint)
-		msg_hint("%s", error.hint);
 	json_object_del(keys, "via");
 	return err;
 }
 
-static int lazy_parse(struct segment *segment, json_t *keys)
+static int lazy_parse(struct segment *segment, json_t *keys, struct error *error)
 {
 	struct lazy_segment *lazy = segment->private;
-	int err = description_take_string(keys, "map", &lazy->map_path);
+	int err = keys_take_string(keys, "map", true, &lazy->map_path, error);
 
 	if (!err)
-		err = description_take_optional_string(keys, "cache", &lazy->cache_path);
+		err = keys_take_string(keys, "cache", false, &lazy->cache_path, error);
 	if (!err)
-		err = description_take_u64(keys, "map_offset", false, &lazy->map_offset);
+		err = keys_take_u64(keys, "map_offset", false, &lazy->map_offset, error);
 	if (!err)
-		err = parse_unmapped(segment, keys);
+		err = parse_unmapped(segment, keys, error);
 	if (!err)
-		err = parse_deadline(segment, keys);
+		err = parse_deadline(segment, keys, error);
 	if (!err)
-		err = parse_complete(segment, keys);
+		err = parse_complete(segment, keys, error);
 	if (!err)
-		err = parse_via(keys);
+		err = parse_via(keys, error);
 	if (err)
 		return err;
-	if (lazy->map_offset % BLOCK_BYTES || lazy->map_offset > INT64_MAX - segment->length) {
-		msg_error("segment %u (lazy): \"map_offset\" %llu is not a multiple of %u, or the "
-			  "segment reaches beyond 8 EiB of the virtual data",
-			  segment->index, (unsigned long long)lazy->map_offset, BLOCK_BYTES);
-		return -EINVAL;
-	}
+	if (lazy->map_offset % BLOCK_BYTES || lazy->map_offset > INT64_MAX - segment->length)
+		return error_set(error, -EINVAL,
+				 "\"map_offset\" %llu is not a multiple of %u, or the "
+				 "segment reaches beyond 8 EiB of the virtual data",
+				 (unsigned long long)lazy->map_offset, BLOCK_BYTES);
 	return 0;
 }
 

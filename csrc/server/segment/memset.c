@@ -2,26 +2,24 @@
 /* All bytes are the same: `"byte": 0..255`. Benchmarks use this kind because it costs least. */
 #include <errno.h>
 
-#include "base/message.h"
+#include "lazy/keys.h"
 #include "server/segment.h"
 
 struct memset_segment {
 	uint8_t byte;
 };
 
-static int memset_parse(struct segment *segment, json_t *keys)
+static int memset_parse(struct segment *segment, json_t *keys, struct error *error)
 {
 	struct memset_segment *memset_segment = segment->private;
 	uint64_t byte = 0;
-	int err = description_take_u64(keys, "byte", true, &byte);
+	int err = keys_take_u64(keys, "byte", true, &byte, error);
 
 	if (err)
 		return err;
-	if (byte > 255) {
-		msg_error("segment %u (memset): \"byte\" is %llu, it must be 0 to 255",
-			  segment->index, (unsigned long long)byte);
-		return -EINVAL;
-	}
+	if (byte > 255)
+		return error_set(error, -EINVAL, "\"byte\" is %llu, it must be 0 to 255",
+				 (unsigned long long)byte);
 	memset_segment->byte = (uint8_t)byte;
 	return 0;
 }

@@ -6,17 +6,18 @@
 #include <endian.h>
 #include <string.h>
 
+#include "lazy/keys.h"
 #include "server/segment.h"
 
 struct pattern_segment {
 	int64_t base;
 };
 
-static int pattern_parse(struct segment *segment, json_t *keys)
+static int pattern_parse(struct segment *segment, json_t *keys, struct error *error)
 {
 	struct pattern_segment *pattern = segment->private;
 
-	return description_take_i64(keys, "base", false, &pattern->base);
+	return keys_take_i64(keys, "base", false, &pattern->base, error);
 }
 
 static int pattern_read(struct segment *segment, struct io *io)
