@@ -20,15 +20,14 @@ packages_of_part() { # build|demo|bench|test|package|vm|arm64|arm64-root
         echo fio stress-ng erofs-utils xfsprogs e2fsprogs nbdkit libnbd-bin rclone fuse3 pigz
         ;;
     test)
-        # nginx: a real server that data are fetched from; skopeo: a
-        # client of registries that is not ours; chromium, with
-        # the widest letters that it may take: to look at reports of benchmarks;
+        # nginx: a real server that data are fetched from; skopeo: a client of
+        # registries that is not ours;
         # what shows man pages, and shells that complete; containerd, runc and podman,
         # which run containers on our snapshots and images, and what runs in them;
         # strace fails system calls of helpers; clang, for libFuzzer; the last line: web
         # servers that tests/system/peers asks
         echo clang "$(libfuzzer_package)" clang-format clang-tidy shellcheck systemd nginx skopeo \
-            chromium fonts-dejavu-core groff-base mandoc zsh fish zstd xz-utils \
+            groff-base mandoc zsh fish zstd xz-utils \
             containerd runc podman conmon busybox-static strace \
             apache2-bin h2o lighttpd ruby ruby-webrick squid varnish webfs
         ;;

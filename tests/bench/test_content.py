@@ -14,17 +14,14 @@ from btrfs_ublk.bench.config import SOURCES
 from btrfs_ublk.bench.content import (
     CHECK_PLACES,
     CHECK_SIZES,
-    Piece,
     WrongDataError,
     check,
     check_ranges,
     clone_pieces,
-    first_difference,
     make_contents,
 )
-from btrfs_ublk.errors import CapabilityError
 from btrfs_ublk.server import Description
-from btrfs_ublk.units import BLOCK_BYTES, EIB, GIB, MIB
+from btrfs_ublk.units import BLOCK_BYTES, EIB, MIB
 
 BLOCKS = st.integers(4, EIB // BLOCK_BYTES)
 
@@ -42,14 +39,6 @@ def test_pieces_are_apart_and_make_up_the_clone(one: int, other: int) -> None:
     assert (position, virtual_position) == (clone, virtual)
     assert pieces[0].virtual_offset == 0
     assert pieces[0].size_bytes == pieces[2].size_bytes <= clone // 4
-
-
-def test_half_is_from_the_middle() -> None:
-    assert clone_pieces(virtual_data_bytes=4 * EIB, clone_bytes=200 * GIB) == [
-        Piece(0, 0, 50 * GIB),
-        Piece(50 * GIB, 2 * EIB - 50 * GIB, 100 * GIB),
-        Piece(150 * GIB, 4 * EIB - 50 * GIB, 50 * GIB),
-    ]
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -82,16 +71,6 @@ def test_what_is_expected_is_what_is_served(
             check(path, contents, check_ranges(clone), read_buffered)
 
 
-def test_a_source_needs_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(content, "_FILE_BYTES", 1 << 60)
-    pieces = clone_pieces(virtual_data_bytes=4 * EIB, clone_bytes=2 * EIB)
-    with pytest.raises(CapabilityError, match="left, the source takes 1 EiB"):
-        make_contents(
-            "file", virtual_data_bytes=4 * EIB, pieces=pieces, directory=tmp_path
-        )
-    assert list(tmp_path.iterdir()) == []
-
-
 @given(st.integers(4, 1 << 50))
 def test_checked_ranges_are_within_the_clone(blocks: int) -> None:
     clone = blocks * BLOCK_BYTES
@@ -100,8 +79,3 @@ def test_checked_ranges_are_within_the_clone(blocks: int) -> None:
     assert all(0 <= start and start + length <= clone for start, length in ranges)
     assert any(start == 0 for start, _ in ranges)
     assert any(start + length == clone for start, length in ranges)
-
-
-def test_the_first_difference() -> None:
-    assert first_difference(b"abc", b"abd") == 2
-    assert first_difference(b"ab", b"abd") == 2

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -65,30 +64,6 @@ def test_known_numbers() -> None:
         "steal": pytest.approx(0.1),
         "accounted": pytest.approx(1.0),
     }
-
-
-@pytest.mark.parametrize(
-    ("own_s", "accounted"), [(1.0, 1.0), (0.8, 1.0), (0.95, 0.95), (0.5, 0.7)]
-)
-def test_interrupts_may_be_in_the_times_of_processes_or_not(
-    own_s: float, accounted: float
-) -> None:
-    before = Snapshot(0.0, 1, IDLE, {1: process(0.0)})
-    after = Snapshot(1.0, 1, IDLE | {"softirq": 100.2}, {1: process(own_s)})
-    found = Usage(before, after, {}).record()
-    assert found["total"] == 1 and found["accounted"] == pytest.approx(accounted)
-
-
-def test_a_kernel_thread_that_has_ended_is_not_counted_backwards() -> None:
-    before = Snapshot(0.0, 1, IDLE, {1: process(0.0), 7: process(9.0, kernel=True)})
-    after = Snapshot(1.0, 1, IDLE, {1: process(1.0)})
-    assert Usage(before, after, {}).record()["accounted"] == pytest.approx(1.0)
-
-
-def test_nothing_used_is_all_accounted() -> None:
-    before = Snapshot(0.0, 1, IDLE, {})
-    after = replace(before, time_s=1.0, cpus=IDLE | {"idle": 101.0})
-    assert Usage(before, after, {}).record()["accounted"] == 1.0
 
 
 SPIN = """

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from btrfs_ublk.base.helpers import GET_RANGES, helper_path
 from btrfs_ublk.base.process import run
-from btrfs_ublk.bench import fetching, lazy_memory
+from btrfs_ublk.bench import fetching
 from btrfs_ublk.bench.bed import CURL, OPENSSL, PEERS
 from btrfs_ublk.bench.origin import NGINX
-from btrfs_ublk.errors import CommandError
-from btrfs_ublk.units import GIB, MIB, TIB
+from btrfs_ublk.units import GIB
 
 
 def test_ratios_within_turns() -> None:
@@ -58,25 +56,3 @@ def test_all_that_needs_no_delay(tmp_path: Path) -> None:
     for name, table in zip(chosen, fetching.tables(document)):
         assert table.title == fetching.KINDS[name]["title"]
         assert len(table.rows) == len(fetching.cases(name, 0.2))
-
-
-def test_bare_requests_fail_aloud(tmp_path: Path) -> None:
-    words = [helper_path(GET_RANGES), "--port=1", "--size=1", "--range=1", "--count=1"]
-    with pytest.raises(CommandError, match="Connection refused"):
-        run([*words, "/object"], timeout_s=20)
-    with pytest.raises(CommandError, match="status 2"):
-        run(words, timeout_s=20)
-
-
-def test_memory_of_stages() -> None:
-    stages = [("started", {}), ("read", {"iops": 1000.0})]
-    results = [
-        {"stage": stage, "resident": 50 * MIB, "most": 60 * MIB} | more
-        for stage, more in stages
-    ]
-    parameters = {"mappings": 7, "size_bytes": TIB}
-    (table,) = lazy_memory.tables({"results": results, "parameters": parameters})
-    assert table.rows == [
-        ("started", "50.0", "60.0", "-"),
-        ("read", "50.0", "60.0", "1,000"),
-    ]

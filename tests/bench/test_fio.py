@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from btrfs_ublk.base.capabilities import Fio
-from btrfs_ublk.bench.fio import histogram_quantiles, merged, parse_output
+from btrfs_ublk.bench.fio import histogram_quantiles, parse_output
 from btrfs_ublk.bench.stats import quantile
 from btrfs_ublk.errors import BtrfsUblkError
 
@@ -58,50 +56,3 @@ def test_quantiles_are_those_of_the_values(
         assert found == {"it": quantile(values, share), "max": values[-1]}
     else:
         assert found == {}
-
-
-def test_histograms_are_added_up() -> None:
-    assert merged([{"1": 2, "5": 1}, {"5": 3}, {}]) == {1: 2, 5: 4}
-
-
-FAKE = """#!/bin/sh
-case $1 in
---version) {version} ;;
---enghelp) echo "Available IO engines:"; printf '\\tpsync\\n\\tmmap\\n' ;;
-esac
-"""
-
-
-@pytest.mark.parametrize(
-    ("version", "engine", "reason"),
-    [
-        ("echo fio-3.13", "psync", None),
-        ("echo fio-4.0-12-gabcdef", "mmap", None),
-        ("echo fio-3.12", "psync", "fio-3.12 is too old"),
-        ("echo fio-2.21", "psync", "fio-2.21 is too old"),
-        ("true", "psync", "what calls itself fio is too old"),
-        ("exit 3", "psync", "exited with status 3"),
-        ("echo fio-3.33", "io_uring", "without the engine io_uring"),
-    ],
-)
-def test_whether_it_will_do(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    version: str,
-    engine: str,
-    reason: str | None,
-) -> None:
-    fake = tmp_path / "fio"
-    fake.write_text(FAKE.format(version=version))
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    found = Fio(engine).probe()
-    assert found is None if reason is None else reason in (found or "")
-
-
-def test_a_missing_one_has_a_cure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert Fio("psync").probe() == "it is not on PATH"
-    assert "3.13" in Fio("psync").hint

@@ -13,15 +13,9 @@ from typing import Any
 import pytest
 from support.pages import ENVIRONMENT, full_row, runs_in
 
-from btrfs_ublk.bench.commands.matrix import (
-    Progress,
-    Runner,
-    duration,
-    is_settled,
-)
+from btrfs_ublk.bench.commands.matrix import Progress, Runner, is_settled
 from btrfs_ublk.bench.config import Configuration, configuration_of
-from btrfs_ublk.bench.environment import environment, environment_id
-from btrfs_ublk.bench.matrices import MATRICES, Matrix, parse_filters, run_key
+from btrfs_ublk.bench.matrices import MATRICES, Matrix, parse_filters
 from btrfs_ublk.bench.results import open_results
 from btrfs_ublk.bench.run import Row
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
@@ -44,11 +38,6 @@ class TestMatrices:
             ("mmap", 8): 24,
             ("psync", 8): 24,
         }
-
-    def test_the_quick_one_is_part_of_it_but_for_the_time(self) -> None:
-        quick = MATRICES["quick"].with_options(front_end="auto", runtime_s=10.0)
-        assert set(quick.configurations) < set(MATRICES["full"].configurations)
-        assert len(set(quick.configurations)) == len(quick.configurations)
 
     def test_each_block_has_all_in_an_order_of_its_own(self) -> None:
         orders = [QUICK.order(block, seed=5) for block in range(1, 5)]
@@ -78,24 +67,6 @@ class TestMatrices:
     def test_wrong_filters(self, text: str, message: str) -> None:
         with pytest.raises(UsageError, match=message):
             parse_filters([text])
-
-    def test_a_filter_that_nothing_passes_tells_what_there_is(self) -> None:
-        with pytest.raises(UsageError, match="no configuration") as caught:
-            QUICK.selected(parse_filters(["fio.jobs=3"]))
-        assert caught.value.hint == "fio.jobs: 1, 2"
-
-    def test_other_options_make_another_matrix(self) -> None:
-        same = MATRICES["quick"].with_options(front_end="fuse", least=7, most=9)
-        assert (same.least, same.most) == (7, 9)
-        assert same.fingerprint() == QUICK.fingerprint()
-        for other in (
-            QUICK.with_options(front_end="ublk"),
-            QUICK.with_options(front_end="fuse", source="pattern"),
-            QUICK.with_options(front_end="fuse", runtime_s=1.0),
-        ):
-            assert other.fingerprint() != QUICK.fingerprint()
-        with pytest.raises(UsageError, match="5 repeats at least, 4 at most"):
-            QUICK.with_options(front_end="fuse", least=5, most=4)
 
 
 def rows(*iops: float | str) -> list[Row]:
@@ -185,12 +156,6 @@ class TestRunner:
         assert [step.done for step in steps] == list(range(9))
         assert {step.planned for step in steps} == {8} and steps[-1].left_s == 0
 
-    def test_what_is_noisy_goes_on_alone(self, tmp_path: Path) -> None:
-        noisy = SMALL.configurations[2]
-        run_all(tmp_path / "r", Machine(noisy))
-        counts = Counter(configuration_of(run) for run in runs_in(tmp_path / "r"))
-        assert counts.pop(noisy) == 6 and set(counts.values()) == {2}
-
     @pytest.mark.parametrize("torn", [False, True])
     def test_killed_twice_it_has_the_same_runs(
         self, tmp_path: Path, torn: bool
@@ -224,31 +189,6 @@ class TestRunner:
         with open_results(path, SMALL, seed=1) as results:
             assert {row["status"] for row in results.rows.values()} == {"ok"}
             assert len(results.rows) == 8
-
-    def test_parts_may_be_run_one_after_the_other(self, tmp_path: Path) -> None:
-        path = tmp_path / "r"
-        for selected in (SMALL.configurations[:1], SMALL.configurations):
-            run_all(path, Machine(), selected=selected)
-        assert len({run["key"] for run in runs_in(path)}) == len(runs_in(path)) == 8
-
-    def test_another_environment_has_runs_of_its_own(self, tmp_path: Path) -> None:
-        run_all(tmp_path / "r", Machine())
-
-        def elsewhere(configuration: Configuration) -> Row:
-            return full_row(configuration) | {"environment": "other"}
-
-        with open_results(tmp_path / "r", SMALL, seed=1) as results:
-            runner = Runner(
-                SMALL,
-                results,
-                selected=SMALL.configurations,
-                environment="other",
-                seed=1,
-                tolerance=0.03,
-                measure=elsewhere,
-            )
-            assert len(list(runner.run())) == 9
-        assert len(runs_in(tmp_path / "r")) == 16
 
 
 class TestResults:
@@ -287,12 +227,6 @@ class TestResults:
                 assert len(results.rows) == 8
             assert path.read_bytes() == whole
 
-    def test_the_first_line_may_be_torn(self, path: Path) -> None:
-        path.write_bytes(path.read_bytes()[:40])
-        with open_results(path, SMALL, seed=1) as results:
-            assert results.rows == {}
-        assert json.loads(path.read_text())["matrix"] == "small"
-
     @pytest.mark.parametrize(
         ("number", "line", "message"),
         [
@@ -328,15 +262,6 @@ class TestResults:
             with open_results(path, SMALL, seed=1):
                 pass
 
-    def test_a_run_of_another_matrix_is_named(self, path: Path) -> None:
-        row = full_row(QUICK.configurations[8])
-        key = run_key(QUICK.configurations[8], environment=ENVIRONMENT, block=1)
-        with path.open("a") as file:
-            file.write(json.dumps({"kind": "run", "key": key, "block": 1} | row) + "\n")
-        with pytest.raises(UsageError, match="line 10 is not a run of this matrix"):
-            with open_results(path, SMALL, seed=1):
-                pass
-
     @pytest.mark.parametrize(
         ("matrix", "seed", "message"),
         [
@@ -366,22 +291,11 @@ class TestResults:
             with open_results(path, matrix, seed=seed):
                 pass
 
-    def test_another_version_is_refused(self, path: Path) -> None:
-        path.write_text(path.read_text().replace('"version": 1', '"version": 7', 1))
-        with pytest.raises(UsageError, match="line 1 .* version is 7, not 1"):
-            with open_results(path, SMALL, seed=1):
-                pass
-
     def test_one_writer_at_a_time(self, path: Path) -> None:
         with open_results(path, SMALL, seed=1):
             with pytest.raises(BtrfsUblkError, match="another process"):
                 with open_results(path, SMALL, seed=1):
                     pass
-
-    def test_a_place_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match="No such file"):
-            with open_results(tmp_path / "no" / "r", SMALL, seed=1):
-                pass
 
     @pytest.mark.device
     def test_on_a_full_disk_it_stops_and_goes_on(self, tmp_path: Path) -> None:
@@ -401,18 +315,3 @@ class TestResults:
             run_all(path, measure)
             # The run whose line did not fit is made again.
             assert len(runs_in(path)) == 8 and machine.count.total() == 9
-
-
-def test_environments_are_told_apart(tmp_path: Path) -> None:
-    record = environment(tmp_path)
-    same = record | {"time": "later", "load": [9.0] * 3, "file_system_free_bytes": 1}
-    assert environment_id(record) == environment_id(same)
-    for name, value in (("kernel", "7.9"), ("fio", "fio-9"), ("mitigations", {})):
-        if record[name] != value:
-            assert environment_id(record | {name: value}) != environment_id(record)
-
-
-def test_durations_are_read_at_a_glance() -> None:
-    assert [duration(s) for s in (0.4, 89, 300, 12345)] == [
-        *("0 s", "89 s", "5 min", "3 h 26 min")
-    ]

@@ -18,17 +18,15 @@ from support.pages import (
     hostile_comparison,
     matrix_lines,
     page_of,
-    record,
     write_document,
     write_lines,
 )
 from support.paths import PROJECT
 
-from btrfs_ublk.base import capabilities
 from btrfs_ublk.bench.commands import report
-from btrfs_ublk.bench.page.build import build, render, write_whole
+from btrfs_ublk.bench.page.build import build, render
 from btrfs_ublk.bench.page.inputs import DocumentData, clean, read_inputs
-from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
+from btrfs_ublk.errors import UsageError
 
 pytestmark = pytest.mark.thorough
 
@@ -67,15 +65,6 @@ class TestInputs:
         assert [each.name for each in found] == [path.name for path in paths]
         chapters = build(found).chapters
         assert all(chapter.blocks for chapter in chapters)
-
-    def test_environments_of_one_file_are_told_apart(self, tmp_path: Path) -> None:
-        lines = matrix_lines("quick", blocks=1)
-        other = matrix_lines("quick", blocks=1, environment=record(guest="icount"))
-        path = write_lines(tmp_path / "m.jsonl", [*lines, *other[1:]])
-        page = page_of([path])
-        assert [section.labels[0] for section in page.sections] == [
-            *("native", "icount")
-        ]
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -140,14 +129,6 @@ class TestInputs:
             read_inputs([path])
         assert str(path) in caught.value.message
 
-    def test_other_bytes_are_no_text(self, tmp_path: Path) -> None:
-        path = tmp_path / "x.json"
-        path.write_bytes(b'{"a":\n\xff\xfe}')
-        with pytest.raises(UsageError, match="line 2 is no text"):
-            read_inputs([path])
-        with pytest.raises(UsageError, match="cannot be read: No such file"):
-            read_inputs([tmp_path / "nothing"])
-
     @pytest.mark.parametrize(
         ("changed", "message"),
         [
@@ -205,20 +186,6 @@ class TestCommand:
     def run(self, *words: object) -> Any:
         return CliRunner().invoke(report.command, [str(word) for word in words])
 
-    def test_page_and_plots(self, tmp_path: Path) -> None:
-        path = write_document(tmp_path / "x.json", comparison())
-        page, plots = tmp_path / "made.html", tmp_path / "new" / "plots"
-        done = self.run(path, "-o", page, "--plots", plots)
-        assert done.exit_code == 0, done.output + repr(done.exception)
-        text = page.read_text()
-        assert "btrfs-ublk bench report x.json -o made.html --plots plots" in text
-        names = sorted(each.name for each in plots.iterdir())
-        assert names[:2] == ["x-01.png", "x-01.svg"]
-        assert sorted(p.name for p in tmp_path.iterdir()) == [
-            *("made.html", "new", "x.json")
-        ]
-        assert page.stat().st_mode & 0o777 == 0o666 & ~current_umask()
-
     def test_nothing_from_a_file_is_code(self, tmp_path: Path) -> None:
         path = tmp_path / f"{HOSTILE.replace('/', '')}.json"
         write_document(path, hostile_comparison())
@@ -247,27 +214,3 @@ class TestCommand:
         assert "would be overwritten" in str(done.exception)
         done = self.run(path, "-o", tmp_path / "no" / "page.html")
         assert "there is no directory" in str(done.exception)
-
-    def test_a_page_is_there_as_a_whole_or_not(self, tmp_path: Path) -> None:
-        path = tmp_path / "page.html"
-        path.mkdir()
-        with pytest.raises(BtrfsUblkError, match="cannot be written"):
-            write_whole(path, b"text")
-        assert [each.name for each in tmp_path.iterdir()] == ["page.html"]
-
-    def test_a_missing_library(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(capabilities, "find_spec", lambda name: None)
-        done = self.run(tmp_path / "x.json")
-        assert isinstance(done.exception, CapabilityError)
-        assert "matplotlib is needed here" in str(done.exception)
-        assert "scripts/setup --bench" in str(done.exception)
-
-    def test_usage(self) -> None:
-        assert self.run().exit_code == 2
-
-
-def current_umask() -> int:
-    text = Path("/proc/self/status").read_text()
-    return int(re.search(r"Umask:\s*(\d+)", text)[1], 8)  # type: ignore[index]

@@ -7,9 +7,8 @@ import mmap
 import os
 import random
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -21,16 +20,9 @@ from support.needs import Need
 from btrfs_ublk.base.capabilities import FUSE, LOOP, ROOT, UBLK
 from btrfs_ublk.base.readers import read_buffered, read_direct
 from btrfs_ublk.bench.content import STAMPS, check_blocks, write_content
-from btrfs_ublk.bench.peer import (
-    Peer,
-    Setting,
-    Subject,
-    all_peers,
-    setting,
-    why_not,
-)
+from btrfs_ublk.bench.peer import Peer, Subject, all_peers, setting, why_not
 from btrfs_ublk.bench.peers.others import RUBLK
-from btrfs_ublk.bench.reading import BATCH, READING, _reader
+from btrfs_ublk.bench.reading import READING
 from btrfs_ublk.bench.resources.kernel_module import LoadableModule
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
 from btrfs_ublk.units import BLOCK_BYTES, MIB
@@ -80,33 +72,6 @@ def assert_right(peer: Peer, subject: Subject) -> None:
 @pytest.mark.parametrize("name", all_peers())
 def test_a_peer(name: str, sparse_path: Path) -> None:
     assert_contract([name], sparse_path)
-
-
-@pytest.mark.device
-def test_a_server_in_batch_policy(sparse_path: Path, need: Need) -> None:
-    """All threads of it have the policy, from the first turn on."""
-    need(FUSE)
-    policies: set[int] = set()
-
-    @contextmanager
-    def serving(common: Setting) -> Iterator[Subject]:
-        with all_peers()["fuse"].serving(common) as subject:
-            yield subject
-            (pid,) = subject.server_pids
-            tasks = map(int, os.listdir(f"/proc/{pid}/task"))
-            policies.update(map(os.sched_getscheduler, tasks))
-
-    peer = replace(all_peers()["fuse"], serving=serving)
-    with setting(sparse_path, size_bytes=SIZE, runtime_s=0.1) as common:
-        with _reader(peer, False, BATCH).serving(common):
-            pass
-    assert policies == {os.SCHED_BATCH}
-
-
-@pytest.mark.device
-def test_all_at_once(sparse_path: Path) -> None:
-    ran = assert_contract(all_peers(), sparse_path)
-    assert {"loop", "btrfs-loop", "tmpfs", "dev-zero"} <= ran
 
 
 @pytest.mark.ublk
@@ -164,15 +129,6 @@ def test_what_is_cached_can_be_mapped(need: Need, sparse_path: Path) -> None:
                     assert expected
 
 
-def test_rublk_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path = tmp_path / "rublk"
-    monkeypatch.setenv(RUBLK.variable, str(path))
-    assert f"not at {path}, as {RUBLK.variable} says" in str(RUBLK.probe())
-    path.write_text("#!/bin/sh\n")
-    path.chmod(0o755)
-    assert RUBLK.probe() is None and RUBLK.path() == str(path)
-
-
 class TestStamps:
     def test_no_two_blocks_are_alike(self) -> None:
         data = STAMPS.content(0, 4 * MIB)
@@ -205,7 +161,3 @@ class TestStamps:
             file.write(bytes([byte]))
         with pytest.raises(BtrfsUblkError, match=f"byte {SIZE - 3} is {byte:02x}"):
             check()
-
-    def test_what_is_too_small_cannot_be_filled(self, tmp_path: Path) -> None:
-        with pytest.raises(OSError):
-            write_content(Path("/dev/full"), STAMPS, MIB)

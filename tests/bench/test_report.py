@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import platform
 import random
 import re
@@ -11,7 +10,6 @@ import socket
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
@@ -19,23 +17,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.paths import TESTS
 
-from btrfs_ublk.bench import options, report
-from btrfs_ublk.bench.environment import environment, wait_until_quiet
-from btrfs_ublk.bench.report import (
-    Document,
-    make_document,
-    merged,
-    number,
-    show,
-    to_text,
-)
-from btrfs_ublk.bench.stats import (
-    bootstrap_interval,
-    grouped,
-    latency_record,
-    median_of,
-    quantile,
-)
+from btrfs_ublk.bench import report
+from btrfs_ublk.bench.environment import environment
+from btrfs_ublk.bench.report import Document, make_document, merged, show
+from btrfs_ublk.bench.stats import bootstrap_interval, quantile
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import MIB, TIB
 
@@ -63,28 +48,6 @@ class TestStats:
         covered = sum(value <= found for value in values)
         assert found in values and covered >= share * len(values) - 1e-6
         assert quantile(values, 1) == values[-1]
-
-    def test_latencies_in_microseconds(self) -> None:
-        latencies = list(range(1000, 1001000, 1000))
-        random.Random(1).shuffle(latencies)
-        assert latency_record(latencies) == {
-            "p50_us": 500,
-            "p99_us": 990,
-            "p99.9_us": 999,
-            "max_us": 1000,
-        }
-
-    def test_groups_keep_the_order_of_the_first(self) -> None:
-        assert grouped([3, 1, 5, 2], lambda number: number % 2) == {
-            1: [3, 1, 5],
-            0: [2],
-        }
-
-    def test_medians_skip_what_is_missing(self) -> None:
-        results = [{"a": 1}, {"a": 3}, {"b": 9}]
-        assert median_of(results, "a") == 2
-        assert math.isnan(median_of(results, "c"))
-        assert number(median_of(results, "c")) == "-"
 
 
 class TestBootstrapInterval:
@@ -119,19 +82,6 @@ class TestBootstrapInterval:
         low, high = bootstrap_interval(values, baseline)
         assert low < 1.3 and high > 1.7
 
-    def test_of_too_few_there_is_none(self) -> None:
-        for values, baseline in (([1], None), ([1], [1, 2]), ([1, 2], [1])):
-            assert all(map(math.isnan, bootstrap_interval(values, baseline)))
-        # A constant is known, however few there are.
-        assert bootstrap_interval([2, 2], [1, 1]) == (2, 2)
-        assert bootstrap_interval([1, 2], [0, 0]) == (math.inf, math.inf)
-
-    def test_what_makes_no_sense_is_refused(self) -> None:
-        with pytest.raises(ValueError):
-            bootstrap_interval([1, 2], confidence=1)
-        with pytest.raises(ValueError):
-            bootstrap_interval([1, 2], [1, 2, 3], paired=True)
-
 
 class TestEnvironment:
     def test_it_names_neither_host_nor_paths(self, tmp_path: Path) -> None:
@@ -143,9 +93,6 @@ class TestEnvironment:
         assert str(tmp_path) not in text and str(TESTS) not in text
         # Not as a part of another word: hosts have names such as "vm".
         assert not re.search(rf"\b{re.escape(socket.gethostname())}\b", text)
-
-    def test_without_patience_nobody_waits(self) -> None:
-        assert wait_until_quiet(timeout_s=0) is False
 
 
 @pytest.fixture
@@ -177,14 +124,6 @@ class TestReport:
         assert "[one]       2.0      4.0        -" in table
         assert "1,234,567 mappings" in table
 
-    def test_a_vm_is_named(self, document: Document) -> None:
-        assert "VM" not in shown(document).partition("\n\n")[0]
-        flags = ["avx2", "fsrm"]
-        document["environment"] |= {"guest": "icount", "cpu": "Q", "cpu_flags": flags}
-        assert "VM that counts instructions: 1 is 1 ns, Q without erms" in shown(
-            document
-        )
-
     def test_documents_of_one_machine_become_one(self, document: Document) -> None:
         joined = merged([document, document])
         assert joined["results"] == document["results"] * 2
@@ -202,12 +141,6 @@ class TestReport:
         with pytest.raises(UsageError, match="no benchmark"):
             shown(document | {"benchmark": name})
 
-    def test_each_result_is_a_line(self, document: Document) -> None:
-        text = to_text(document)
-        assert json.loads(text) == document
-        lines = [json.dumps(x) for x in document["results"]]
-        assert {x.removesuffix(",") for x in text.splitlines()} >= set(lines)
-
     def test_its_command(self, document: Document, tmp_path: Path) -> None:
         path = tmp_path / "document.json"
         path.write_text(json.dumps(document))
@@ -215,30 +148,3 @@ class TestReport:
         assert done.exit_code == 0 and "[one]       2.0" in done.stdout
         done = CliRunner().invoke(report.command, ["--json", str(path), str(path)])
         assert len(json.loads(done.stdout)["results"]) == 6
-
-    @pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"results": []}'])
-    def test_its_command_refuses_other_files(self, tmp_path: Path, text: str) -> None:
-        path = tmp_path / "document.json"
-        path.write_text(text)
-        done = CliRunner().invoke(report.command, [str(path)])
-        assert isinstance(done.exception, UsageError)
-        assert "not what a benchmark printed" in str(done.exception)
-
-
-class TestOptions:
-    def parse(self, *words: str) -> int:
-        @click.command()
-        @click.option("--size", callback=options.parse_size, default="4K")
-        def command(size: int) -> int:
-            return size
-
-        answer: int = command(list(words), standalone_mode=False)
-        return answer
-
-    def test_sizes(self) -> None:
-        assert self.parse() == 4096
-        assert self.parse("--size", "16K") == 16384
-
-    def test_wrong_sizes_name_the_option(self) -> None:
-        with pytest.raises(UsageError, match="--size"):
-            self.parse("--size", "5")

@@ -22,11 +22,9 @@ from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, MKFS_BTRFS, Fio, Helper
 from btrfs_ublk.base.helpers import MAP_PHYSICAL, MKSEED, SERVER
-from btrfs_ublk.bench import run as run_module
 from btrfs_ublk.bench.config import Configuration
 from btrfs_ublk.bench.environment import environment, environment_id
 from btrfs_ublk.bench.run import Row, run_configuration
-from btrfs_ublk.errors import CapabilityError
 from btrfs_ublk.server import FrontEndName
 from btrfs_ublk.units import MIB
 
@@ -191,21 +189,6 @@ def test_a_wrong_byte_voids_the_run(measure: Measure, sparse_path: Path) -> None
 
 @pytest.mark.device
 @needs_fuse
-def test_data_that_cannot_be_read_void_it(
-    measure: Measure, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is defined: reads give EIO."""
-    monkeypatch.setattr(
-        run_module.content,
-        "make_contents",
-        lambda *_, pieces, **__: run_module.content.Contents([], [], pieces),
-    )
-    row = measure({})
-    assert row["status"] == "void" and "before the run" in row["reason"]
-
-
-@pytest.mark.device
-@needs_fuse
 def test_a_run_that_writes_is_void(measure: Measure, sparse_path: Path) -> None:
     def write(directory: Path) -> None:
         with (directory / "mnt" / "new").open("wb") as file:
@@ -239,98 +222,12 @@ class TestWithoutFrontEnd:
         assert "fio is needed here: it is not on PATH" in row["reason"]
         assert row["environment"] == environment_id(record)
 
-    def test_a_small_disk_is_a_row(
-        self, sparse_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(run_module, "_ROOM_BYTES", 1 << 60)
-        row = run_configuration(
-            Configuration.from_dict(BASE),
-            parent=sparse_path,
-            environment=environment(sparse_path),
-        )
-        assert row["status"] == "skipped" and "a run takes up to 1 EiB" in row["reason"]
-
-    @needs_fuse
-    def test_an_error_is_a_row(
-        self, sparse_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def fail(*_: Any, **__: Any) -> None:
-            raise OSError("no more")
-
-        monkeypatch.setattr(run_module, "_run_fio", fail)
-        row = run_configuration(
-            Configuration.from_dict(BASE),
-            parent=sparse_path,
-            environment=environment(sparse_path),
-        )
-        assert (row["status"], row["reason"]) == ("failed", "no more")
-
 
 def command(*words: str | Path) -> list[str]:
     return [sys.executable, "-m", "btrfs_ublk.cli.main", "bench", *map(str, words)]
 
 
 class TestCommand:
-    @pytest.mark.device
-    @needs_fuse
-    def test_one_line(self, sparse_path: Path) -> None:
-        options = json.dumps(BASE)
-        done = subprocess.run(
-            command("run", "--parent", sparse_path, "--json-opts", options),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("\n") == 1
-        row = json.loads(done.stdout)
-        assert row.items() >= BASE.items() and row["total_iops"] > 0
-
-    @pytest.mark.device
-    def test_what_is_missing_is_a_line_and_status_3(
-        self, sparse_path: Path, tmp_path: Path
-    ) -> None:
-        done = subprocess.run(
-            command("run", "--parent", sparse_path, "--json-opts", json.dumps(BASE)),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            env=os.environ | {"BTRFS_UBLK_HELPERS": str(tmp_path)},
-        )
-        assert done.returncode == 3 and "is needed here" in done.stderr
-        assert json.loads(done.stdout)["status"] == "skipped"
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ('{"fio.jobs": 0}', "fio.jobs"),
-            (json.dumps(BASE | {"fio.iodepth": 3}), "unknown option 'fio.iodepth'"),
-            ("{,}", "no JSON"),
-        ],
-    )
-    def test_wrong_options_are_status_2(self, options: str, message: str) -> None:
-        done = subprocess.run(
-            command("run", "--json-opts", options),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-        )
-        assert done.returncode == 2 and done.stdout == ""
-        assert message in done.stderr and "Traceback" not in done.stderr
-
-    def test_interrupted_while_it_reads_it_leaves_nothing(
-        self, front_end: FrontEndName, sparse_path: Path
-    ) -> None:
-        options = json.dumps(BASE | {"front_end": front_end, "fio.runtime": 60})
-        words = command("run", "--parent", sparse_path, "--json-opts", options)
-        with subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
-            wait_for_fio(sparse_path, timeout_s=PATIENCE_S)
-            process.send_signal(signal.SIGINT)
-            output, talk = process.communicate(timeout=PATIENCE_S)
-        assert (process.returncode, output) == (130, ""), talk
-        assert list(sparse_path.iterdir()) == []
 
     @pytest.mark.device
     @needs_fuse
@@ -356,8 +253,3 @@ class TestCommand:
             assert output or process.returncode != 0
             assert not output or json.loads(output)  # whole, or nothing
             assert state_of_system() == before, f"signal {number}: {talk}"
-
-
-def test_a_capability_has_an_error(sparse_path: Path) -> None:
-    with pytest.raises(CapabilityError):
-        run_module.content.require_room(Path("/proc"), 1, "a run takes")

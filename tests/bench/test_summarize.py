@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import platform
-from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
 
 from btrfs_ublk.bench.commands.summarize import command
 from btrfs_ublk.bench.config import Configuration
-from btrfs_ublk.bench.environment import environment
 from btrfs_ublk.bench.matrices import MATRICES
 from btrfs_ublk.bench.summarize import (
     COMPARISONS,
@@ -95,51 +90,12 @@ def test_what_is_printed_is_the_best_configurations_75th_percentile(
     assert (best.best.depth, best.best.jobs) == (16, 6)
 
 
-def test_the_others_take_the_best_of_all_that_is_not_compared(part: Part) -> None:
-    sizes = figures(part, "Size of the virtual data")
-    assert sizes["psync", "275G"].p75 == pytest.approx(100 * 4 * 1.25)
-    assert sizes["psync", "4E"].p75 == pytest.approx(100 * 0.8 * 4 * 1.25)
-    kinds = figures(part, "Kind of seed")
-    assert kinds["mmap", "fallocate"].p75 == pytest.approx(500 * 0.9 * 4 * 1.25)
-    assert kinds["mmap", "fallocate"].configurations == 8
-    clones = figures(part, "Size of the clones")
-    assert clones["mmap", "200G"].p75 == pytest.approx(500 * 0.7 * 4 * 1.25)
-    assert clones["mmap", "200G"].best.seed == "mega-extent"
-
-
-def test_depths_are_compared_where_there_are_two(part: Part) -> None:
-    found = figures(part, "Depth")
-    assert {engine for engine, _, _ in found} == {"io_uring"}
-    assert found["io_uring", 12, 4].p75 == pytest.approx(1000 * 3.5 * 1.25)
-    assert found["io_uring", 12, 16].p75 == pytest.approx(1500 * 3.5 * 1.25)
-
-
-def test_jobs_are_compared_in_the_order_of_numbers(part: Part) -> None:
-    found = figures(part, "Jobs and queues")
-    its = [key[2:] for key in found if key[:2] == ("psync", "2G")]
-    assert its == [(1, 2), (2, 2), (6, 3), (12, 3)]
-    assert found["psync", "200G", 2, 2].p75 == pytest.approx(100 * 0.7 * 1.9 * 1.25)
-    assert list(found)[0][1] == "2G" and list(found)[4][1] == "200G"
-
-
-def test_the_order_of_the_rows_does_not_matter(part: Part) -> None:
-    (again,) = summarize(reversed(original_rows()))
-    for (_, one), (_, other) in zip(part.comparisons, again.comparisons):
-        assert [each.p75 for each in one] == [each.p75 for each in other]
-        assert [each.values for each in one] == [each.values for each in other]
-
-
 @pytest.mark.parametrize(
     ("values", "expected"),
     [([7], 7), ([1, 2], 1.75), ([4, 1, 3, 2], 3.25), ([1, 2, 3, 4, 5], 4)],
 )
 def test_percentiles(values: list[float], expected: float) -> None:
     assert p75(values) == expected
-
-
-@given(st.lists(st.floats(0, 1e9), min_size=1))
-def test_percentiles_are_between_the_values(values: list[float]) -> None:
-    assert min(values) <= p75(values) <= max(values)
 
 
 def row(**changed: Any) -> Row:
@@ -198,29 +154,6 @@ def test_figures_of_a_busy_machine_are_called_worthless() -> None:
     assert "2 of 3 runs" in (warning(0.1, 0.9, 1.5) or "")
 
 
-def test_nothing_but_failures_is_a_summary_too() -> None:
-    (part,) = summarize([row(status="failed", total_iops=None, reason="none")])
-    assert [table.title for table in tables(part)] == ["Runs that do not count"]
-
-
-def test_costs_are_medians_of_the_best() -> None:
-    def told(rate: float, fio: float) -> Row:
-        return row(
-            total_iops=rate,
-            cpu={"total": 2.0, "fio": fio, "server": 0.25, "rest": 1.75 - fio},
-            cpu_us_per_io={"total": 20.0, "fio": fio, "server": 2.5, "rest": 1.0},
-            latency_us={"p50": 10.0, "p99": 20.0, "p99.99": 30.0},
-        )
-
-    rows = [told(100.0, 0.5), told(90.0, 0.7), told(80.0, 0.9), row(cpu=None)]
-    (part,) = summarize(rows)
-    (cost,) = part.costs
-    assert [cost[x] for x in ("engine", "jobs", "depth")] == ["io_uring", 1, 4]
-    assert cost["cores"]["fio"] == 0.7 and cost["latency_us"]["p99.99"] == 30.0
-    table = [each for each in tables(part) if "cost" in each.title][0]
-    assert table.rows[0][3:7] == ("2.00", "0.70", "0.25", "1.05")
-
-
 class TestParsing:
     def test_files_of_results_and_bare_rows(self) -> None:
         lines = [
@@ -236,13 +169,6 @@ class TestParsing:
         assert [each["total_iops"] for each in found.rows[:2]] == [3.0, 2.0]
         assert len(found.rows) == 3 and set(found.environments) == {"e"}
         assert not found.torn
-
-    def test_files_one_after_the_other_have_runs_of_their_own(self) -> None:
-        header = {"kind": "matrix", "version": 1}
-        lines = [header, row(key="a"), row(key="a", total_iops=2.0)]
-        lines += [header, row(key="a", total_iops=3.0)]
-        found = parse_rows("\n".join(map(json.dumps, lines)) + "\n")
-        assert [each["total_iops"] for each in found.rows] == [2.0, 3.0]
 
     def test_a_torn_line_is_left_out(self) -> None:
         text = json.dumps(row()) + "\n" + json.dumps(row())[:-5]
@@ -289,30 +215,3 @@ class TestCommand:
             if line.split()[:3] == ["io_uring", "275G", "7,500"]
         ]
         assert line.split()[3:8] == ["1.00", "6,000", "3,000", "..", "12,000"]
-
-    def test_json(self, tmp_path: Path) -> None:
-        path = tmp_path / "rows"
-        path.write_text("\n".join(map(json.dumps, original_rows())) + '\n{"torn')
-        done = CliRunner().invoke(command, ["--json", str(path)])
-        assert done.exit_code == 0 and "has no end" in done.stderr
-        (part,) = json.loads(done.stdout)["parts"]
-        figure = part["comparisons"][1]["figures"][0]
-        assert figure["values"] == {
-            "fio.engine": "io_uring",
-            "btrfs.virtual_data_size": "275G",
-        }
-        assert figure["p75"] == pytest.approx(7500) and len(figure["interval"]) == 2
-        assert figure["best"]["fio.jobs"] == 6
-
-    def test_the_environment_is_described(self, tmp_path: Path) -> None:
-        record = {"kind": "environment", "id": "e"} | environment(tmp_path)
-        text = f"{json.dumps(record)}\n{json.dumps(row())}\n"
-        done = CliRunner().invoke(command, [], input=text)
-        assert f"Linux {platform.release()}" in done.stdout
-
-    def test_single_runs_have_no_interval(self) -> None:
-        text = json.dumps(row())
-        done = CliRunner().invoke(command, ["--json"], input=text + "\n")
-        figure = json.loads(done.stdout)["parts"][0]["comparisons"][0]["figures"][0]
-        assert figure["interval"] is None and "NaN" not in done.stdout
-        assert CliRunner().invoke(command, [], input=text + "\n").exit_code == 0

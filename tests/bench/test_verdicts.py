@@ -84,14 +84,6 @@ class TestVerdicts:
         seconds = {"name": "seconds", "better": "less"}
         assert verdict_of({"a": a, "b": b}, **seconds) == FASTER
 
-    def test_what_is_sure_and_small_is_not_told(self) -> None:
-        a = [100.0 + turn for turn in range(12)]
-        assert verdict_of({"a": a, "b": [x * 0.97 for x in a]}) == SAME
-
-    def test_a_few_turns_tell_nothing(self) -> None:
-        assert verdict_of({"a": [100.0] * 5, "b": [50.0] * 5}) == UNKNOWN
-        assert verdict_of({"a": [100.0] * 6, "b": [50.0] * 6}) == SLOWER
-
     def test_many_tests_are_corrected_for(self) -> None:
         """What is just sure enough by itself is not among forty: all turns agree, and
         more of them would tell.
@@ -123,11 +115,6 @@ class TestStatistics:
         sums = [abs(sum(s * x for s, x in zip(way, some))) for way in ways]
         share = sum(x >= abs(sum(some)) - 1e-9 for x in sums) / len(sums)
         assert sign_flip_probability(some) == pytest.approx(share)
-
-    def test_many_differences_are_sampled(self) -> None:
-        assert 0 < sign_flip_probability([1.0] * 30) < 1e-3
-        balanced = [1.0, -1.0] * 15
-        assert sign_flip_probability(balanced) == 1.0
 
     def test_holm(self) -> None:
         assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
