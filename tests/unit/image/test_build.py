@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import subprocess
-import tarfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -54,16 +53,6 @@ def test_two_builds_are_equal_whatever_the_threads(sparse_path: Path) -> None:
     assert content(sparse_path / "eight/seed.img") == first_seed
 
 
-def test_other_content_gives_another_fsid(sparse_path: Path) -> None:
-    tree = small_tree(sparse_path / "tree")
-    one = mkimage(sparse_path / "one", directory(tree))
-    with (tree / "below/plain").open("r+b") as file:
-        file.write(b"something else")
-    os.utime(tree / "below/plain", ns=(0, 0))
-    other = mkimage(sparse_path / "other", directory(tree))
-    assert one["fsid"] != other["fsid"]
-
-
 @pytest.mark.data
 def test_digests_are_those_of_the_units(sparse_path: Path) -> None:
     image = sparse_path / "image"
@@ -87,35 +76,6 @@ def test_one_content_is_used_by_very_many_files(
     report = mkimage(sparse_path / "image", directory(tree), compression="none")
     assert report["counts"]["extents"] == 2
     btrfs_check(assemble(sparse_path / "image"))
-
-
-def test_no_layer_is_gone_over_again_for_the_next(tmp_path: Path) -> None:
-    """What is read are the layers, and the metadata twice: for their UUIDs."""
-    paths = []
-    for number in range(40):
-        top = tmp_path / str(number)
-        (top / str(number)).mkdir(parents=True)
-        for name in range(100):
-            (top / str(number) / str(name)).touch()
-        paths.append(top.with_suffix(".tar"))
-        with tarfile.open(paths[-1], "w") as tar:
-            tar.add(top, arcname=".")
-    output = tmp_path / "image"
-    output.mkdir()
-    layers = [{"kind": "tar", "path": str(path)} for path in paths]
-    with subprocess.Popen(
-        [helper_path(MKIMAGE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
-        assert child.stdin is not None and child.stdout is not None
-        json.dump({"layers": layers, "output": str(output)}, child.stdin)
-        child.stdin.close()
-        report = json.load(child.stdout)
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        counts = Path(f"/proc/{child.pid}/io").read_text()
-    read_bytes = int(counts.partition("rchar: ")[2].split()[0])
-    input_bytes = sum(path.stat().st_size for path in paths)
-    assert report["metadata_bytes"] > 10 * KIB**2
-    assert read_bytes < 2 * report["metadata_bytes"] + input_bytes + 4 * KIB**2
 
 
 def test_an_image_may_have_many_layers(
@@ -234,20 +194,6 @@ def test_what_btrfs_cannot_hold_is_named(sparse_path: Path) -> None:
     assert list(output.iterdir()) == []
 
 
-@pytest.mark.thorough
-def test_a_file_with_too_many_names_is_named(sparse_path: Path) -> None:
-    tree, output = sparse_path / "tree", sparse_path / "image"
-    tree.mkdir()
-    output.mkdir()
-    (tree / "first").touch()
-    for number in range(65535):
-        os.link(tree / "first", tree / f"{number}")
-    entry = {"kind": "directory", "path": str(tree)}
-    done = mkimage_raw({"layers": [entry], "output": str(output)})
-    assert done.returncode == 1 and "it has 65536 names" in done.stderr
-    assert list(output.iterdir()) == []
-
-
 def _truncate(file: Path) -> None:
     os.truncate(file, 5 * KIB)
 
@@ -296,7 +242,7 @@ def test_a_tree_that_changes_while_it_is_read(
     """The image has a file as it was when it was opened, or there is none."""
     file, output = sparse_path / "tree/below/file", sparse_path / "image"
     file.parent.mkdir(parents=True)
-    file.write_bytes(random.Random(1).randbytes(8192 * KIB) * 2)
+    file.write_bytes(random.Random(1).randbytes(2048 * KIB) * 2)
     (sparse_path / "tree/next").touch()
     output.mkdir()
     layers = [directory(sparse_path / "tree") | {"path": str(sparse_path / "tree")}]

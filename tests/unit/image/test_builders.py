@@ -113,15 +113,6 @@ def test_layers_of_nothing(sparse_path: Path) -> None:
     assert index.layers == len(compressed_ones)
 
 
-def test_an_image_without_layers(sparse_path: Path) -> None:
-    """As `FROM scratch` with nothing but settings."""
-    assert built(sparse_path, []) == {}
-    index = index_image(
-        LayoutName(sparse_path / "source", "app"), sparse_path / "index", OPTIONS
-    )
-    assert index.data_bytes == 0
-
-
 def test_a_layer_that_ends_with_its_last_file(sparse_path: Path) -> None:
     """umoci insert: neither padding nor blocks of zeroes. The diff ID proves that this
     is all."""
@@ -135,9 +126,8 @@ def test_a_layer_that_ends_with_its_last_file(sparse_path: Path) -> None:
         assert cut.endswith(b"tail") is (number == 0)
         form = (PLAIN, cut, cut) if number else (ZSTD, cut, compressed.zstd(cut))
         assert built(path, [form]) == {"one": BIG, "two": odd}
-        source = image_of(path / "again", zipped(cut))
-        assert index_image(source, path / "index", OPTIONS).layers == 1
-        assert tree(build_image(source, path / "zipped", OPTIONS).name)["two"] == odd
+    source = image_of(path / "again", zipped(cut))
+    assert index_image(source, path / "index", OPTIONS).layers == 1
 
 
 @pytest.mark.parametrize("missing", [1, 511, 512, 600])
@@ -162,22 +152,6 @@ def test_zeroes_behind_the_members_of_gzip(sparse_path: Path) -> None:
     assert index.data_bytes >= len(BIG)
 
 
-def test_an_index_within_an_index(sparse_path: Path) -> None:
-    source = image_of(sparse_path / "source", zipped(ONE))
-    layout = Layout.opened(source.path)
-    platform = {"os": "linux", "architecture": "amd64"}
-    inner = layout.find("app")
-    for depth in range(3):
-        raw = dict(inner.raw) | ({"platform": platform} if depth == 0 else {})
-        document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [raw]}
-        inner = layout.add(INDEX, to_bytes(document))
-    layout.tag(inner, "app")
-    sealed = build_image(
-        source, sparse_path / "sealed", OPTIONS, platform="linux/amd64"
-    )
-    assert tree(sealed.name) == {"one": BIG}
-
-
 FOREIGN = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"
 
 
@@ -200,13 +174,6 @@ def test_a_foreign_layer_says_what_it_is(sparse_path: Path) -> None:
     assert f"{layer['digest']} is foreign, and not beside the image" in said.message
     assert "at https://example.org/layer" in said.message
     assert said.hint and layer["digest"].replace(":", "/") in said.hint
-
-
-def test_an_encrypted_layer_says_what_it_is(sparse_path: Path) -> None:
-    source = image_of(sparse_path / "source", [(f"{GZIP}+encrypted", ONE, b"?")])
-    with pytest.raises(UsageError, match="it is encrypted") as refused:
-        build_image(source, sparse_path / "sealed", OPTIONS)
-    assert refused.value.hint and "decrypt" in refused.value.hint
 
 
 def test_an_index_that_does_not_say_its_platforms(sparse_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
@@ -19,11 +18,9 @@ from support.registry import Registry, registry_fixture
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS
 from btrfs_ublk.cli.image import command
-from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.build import BuildOptions, build_image, seal
 from btrfs_ublk.image.documents import Descriptor
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.pack import unpack
 from btrfs_ublk.image.pull import open_sealed
 from btrfs_ublk.image.reference import LayoutName
 from btrfs_ublk.image.source import OpenedSource
@@ -126,40 +123,6 @@ def test_an_image_that_is_right_is_clean(image: LayoutName, sparse_path: Path) -
     assert report["metadata_bytes"] > 0 and report["problems"] == []
 
 
-def test_another_checksum(sparse_path: Path) -> None:
-    tree, layout = small_tree(sparse_path / "tree"), sparse_path / "layout"
-    argv = ["build", str(tree), "-o", str(layout), "--checksum", "blake2b"]
-    built = CliRunner().invoke(command, argv)
-    assert built.exit_code == 0, built.output
-    name = LayoutName(layout, "latest")
-    opened, manifest, _ = open_sealed(name)
-    seed = sparse_path / "seed.img"
-    unpack(opened.blob(manifest.pack.digest), seed)
-    with open(seed, "rb") as file:
-        file.seek(64 * KIB + 196)  # csum_type of the superblock
-        assert int.from_bytes(file.read(2), "little") == 3
-    assert checked(name)["clean"]
-
-
-def test_the_temporary_file_goes_where_it_is_told_to(
-    image: LayoutName, sparse_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = sparse_path / "other"
-    other.mkdir()
-    monkeypatch.setenv("TMPDIR", str(sparse_path / "missing"))
-    assert checked(image, "--directory", other)["clean"]
-    assert list(other.iterdir()) == []
-    with pytest.raises(UsageError, match="is no directory"):
-        run(image, "--directory", sparse_path / "missing")
-
-
-def test_an_image_without_data_is_clean(sparse_path: Path) -> None:
-    (sparse_path / "empty").mkdir()
-    made = build_image(sparse_path / "empty", sparse_path / "layout", BuildOptions())
-    report = checked(made.name)
-    assert report["clean"] and report["units"] == 0
-
-
 def test_a_flipped_bit_of_the_data_names_its_unit(image: LayoutName) -> None:
     path, data = data_of(image)
     flip(path, 3 * UNIT + 5000)
@@ -189,27 +152,6 @@ def test_data_that_end_too_early(image: LayoutName) -> None:
     assert "; 4 of 10 units right" in done.lines[-2]
 
 
-def test_data_that_go_on_too_long(image: LayoutName) -> None:
-    path, data = data_of(image)
-    with path.open("ab") as file:
-        file.write(b"more")
-    report = checked(image)
-    assert report["problems"] == [
-        f"data {data.digest}: it has more than {data.size} bytes"
-    ]
-
-
-def test_data_that_are_not_there(image: LayoutName) -> None:
-    path, data = data_of(image)
-    path.unlink()
-    done = check(image)
-    assert done.status == 1 and "cannot read" in done.line(f"data {data.digest}: ")
-    assert "unit 0 at offset 0: it is missing" in done.line("unit 0 ")
-    # btrfs check tells of each block: only the first of its lines are shown.
-    assert done.line("file system: 1").endswith(" lines more")
-    assert len(done.lines) < 30
-
-
 def test_a_flipped_bit_of_the_pack(image: LayoutName) -> None:
     layout, manifest, _ = open_sealed(image)
     flip(layout.blob(manifest.pack.digest), manifest.pack.size // 2)
@@ -233,14 +175,6 @@ def test_a_flipped_bit_of_the_manifest(image: LayoutName) -> None:
     report = checked(image)
     (problem,) = report["problems"]
     assert problem.startswith(f"manifest: {path} has the content sha256:")
-
-
-def test_a_blob_of_the_manifest_that_is_neither(image: LayoutName) -> None:
-    layout, _, _ = open_sealed(image)
-    empty = layout.path / "blobs/sha256" / hashlib.sha256(b"{}").hexdigest()
-    empty.write_bytes(b"[]")
-    (problem,) = checked(image)["problems"]
-    assert problem.startswith(f"blob sha256:{empty.name}: its content has the digest ")
 
 
 def test_units_whose_digests_in_the_pack_are_others(sparse_path: Path) -> None:
@@ -284,15 +218,6 @@ def test_checksums_of_data_that_the_kernel_would_refuse(sparse_path: Path) -> No
     assert "(unit 0, at offset 0 of the data)" in report["problems"][0]
 
 
-def test_a_superblock_that_is_none(sparse_path: Path) -> None:
-    def damage(made: Path, report: dict[str, Any]) -> None:
-        flip(made / "seed.img", 64 * KIB + 64)  # its magic
-
-    report = checked(damaged_before_packing(sparse_path, damage))
-    assert report["problems"] and report["btrfs_check"] != "clean"
-    assert all(x.startswith("file system: ") for x in report["problems"])
-
-
 def test_a_header_that_is_not_of_this_file_system(sparse_path: Path) -> None:
     other = "6c1b2a52-7a0f-4a52-9f3c-3a8b0c5d7e11"
 
@@ -305,11 +230,6 @@ def test_a_header_that_is_not_of_this_file_system(sparse_path: Path) -> None:
     assert uuid.startswith("pack: UUID is ") and uuid.endswith(f"says {other}")
     assert subvolumes == "pack: number of subvolumes is 2, and its header says 3"
     assert report["btrfs_check"] == "clean"
-
-
-def test_a_tag_that_is_not_there_is_wrong_usage(image: LayoutName) -> None:
-    with pytest.raises(UsageError, match="has no image 'other'"):
-        run(LayoutName(image.path, "other"))
 
 
 registry = registry_fixture(tls=True)

@@ -140,11 +140,6 @@ def test_the_same_image_has_the_same_digests(
     report = inspect_image(parse_reference(new), access)
     assert report.manifest.digest == first["sealed"]
 
-    # In its place: the tag is another index then, of the same content.
-    again = image(*argv, source)
-    assert again["sealed"] == first["sealed"]
-    assert image(*argv, source)["digest"] == again["digest"] == first["digest"]
-
 
 def test_what_was_made_is_not_made_again(
     argv: list[str], registry: Registry, monkeypatch: pytest.MonkeyPatch
@@ -209,25 +204,6 @@ def test_what_a_trace_has_read_comes_first(
     )
 
 
-def test_refusals(argv: list[str], registry: Registry, sparse_path: Path) -> None:
-    new = f"{registry.host}/team/refused:1"
-    digest = f"{registry.host}/team/refused@sha256:{'0' * 64}"
-    assert refusal(*argv, digest).exit_status == 2
-    words = ["convert", "registry.example.org/a:1", "registry.example.org/b:1"]
-    assert "loopback" in str(refusal(*words, "--insecure"))
-    missing = argv.copy()
-    missing[1] = f"{registry.host}/source/none:1"
-    assert "HTTP 404" in str(refusal(*missing, new))
-    work = sparse_path / CONVERSIONS
-    assert not work.exists()
-    login = argv.copy()
-    empty = sparse_path / "empty.json"
-    empty.touch(mode=0o600)
-    empty.write_text("{}")
-    login[login.index("--docker-config") + 1] = str(empty)
-    assert "HTTP 401" in str(refusal(*login, new))
-
-
 def test_one_at_a_time(
     argv: list[str],
     registry: Registry,
@@ -250,7 +226,6 @@ def test_images_of_other_platforms_stay(
     argv: list[str],
     registry: Registry,
     access: RegistryAccess,
-    source: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -266,16 +241,15 @@ def test_images_of_other_platforms_stay(
     with open_repository(name, access, writing=True) as repository:
         push_image(layout, layout.find("1"), name, repository)
 
-    def convert_in_place(platform: str, new: str = str(name)) -> dict[str, Any]:
-        words = [*argv, new, "--platform", platform]
+    def convert_in_place(platform: str) -> dict[str, Any]:
+        words = [*argv, str(name), "--platform", platform]
         words[1] = str(name)
         return image(*words)
 
-    def there(new: str = str(name)) -> list[tuple[str, bool]]:
-        reference = parse_reference(new)
-        with open_repository(reference, access) as repository:
-            document = repository.document(reference.version)
-        listed = descriptors(parse_document(document.data, new), "manifests", new)
+    def there() -> list[tuple[str, bool]]:
+        with open_repository(name, access) as repository:
+            document = repository.document(name.version)
+        listed = descriptors(parse_document(document.data, "it"), "manifests", "it")
         return [(str(x.platform["architecture"]), x.is_sealed) for x in listed]
 
     amd64 = convert_in_place("linux/amd64")
@@ -285,8 +259,7 @@ def test_images_of_other_platforms_stay(
     assert there() == [
         ("amd64", False), ("arm64", False), *others, ("unknown", True)
     ]  # fmt: skip
-    digest = convert_in_place("linux/amd64")["digest"]
-    assert digest == arm64["digest"] == convert_in_place("linux/arm64")["digest"]
+    assert convert_in_place("linux/amd64")["digest"] == arm64["digest"]
 
     for machine, sealed in (("x86_64", amd64), ("aarch64", arm64)):
         monkeypatch.setattr(os, "uname", lambda m=machine: SimpleNamespace(machine=m))
@@ -294,15 +267,3 @@ def test_images_of_other_platforms_stay(
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="riscv64"))
     with pytest.raises(NotSealedError, match="has no sealed image"):
         inspect_image(name, access)
-
-    # A new tag of the same repository has what the source has for others; one that is
-    # there, and an ordinary image only, becomes an index.
-    monkeypatch.undo()
-    new = f"{registry.host}/team/platforms:2"
-    convert_in_place("linux/riscv64", new)
-    assert sorted(there(new))[:3] == [("amd64", False), ("arm64", False), others[0]]
-    assert image(*argv, source)["uploaded_bytes"]
-    convert_in_place("linux/arm64", source)
-    assert sorted(there(source)) == [
-        ("amd64", False), ("arm64", False), ("unknown", True), ("unknown", True)
-    ]  # fmt: skip

@@ -119,21 +119,6 @@ def test_all_that_trees_can_have(
     assert differences(source, describe(again)) == []
 
 
-@as_root
-@pytest.mark.usefixtures("sanitized_helpers")
-def test_names_of_attributes_that_tars_are_not_made_for(
-    sanitized_build: Path, sparse_path: Path, in_memory: Path
-) -> None:
-    tree = in_memory / "tree"
-    tree.mkdir()
-    values = {"a=b": b"=\0\xff", "50%=": b"", "25%": b"1", "=": b"12"}
-    for name, value in values.items():
-        os.setxattr(tree, f"trusted.{name}", value)
-    image = build_image(tree, sparse_path / "layout", BuildOptions()).name
-    tar = exported(image, sparse_path / "tar")
-    assert differences(describe(tree), tree_of(model_of(sanitized_build, tar))) == []
-
-
 def test_a_tar_comes_back(sanitized_build: Path, sparse_path: Path) -> None:
     """Whatever is chosen for the image, the tar has the same bytes."""
     tree = small_tree(sparse_path / "tree")
@@ -165,14 +150,6 @@ def test_a_tar_comes_back(sanitized_build: Path, sparse_path: Path) -> None:
         *(".", "below", "below/again", "below/content", "below/deeper", "inline"),
         *("link", "sparse", "zeroes"),
     ]
-
-
-def test_to_standard_output(image: LayoutName, sparse_path: Path) -> None:
-    path = exported(image, sparse_path / "tar")
-    assert export(image) == path.read_bytes()
-    before = path.read_bytes()
-    path.write_bytes(b"what was there before")
-    assert exported(image, path).read_bytes() == before
 
 
 def test_layers(sparse_path: Path) -> None:
@@ -213,14 +190,6 @@ def test_a_damaged_image_gives_no_tar(image: LayoutName, sparse_path: Path) -> N
     with pytest.raises(InvalidImageError):
         export(image, "-o", path)
     assert path.read_bytes() == b"what was there before"
-
-
-def test_what_cannot_be_written_is_said(image: LayoutName, sparse_path: Path) -> None:
-    (sparse_path / "directory").mkdir()
-    with pytest.raises(OSError, match="directory"):
-        export(image, "-o", sparse_path / "directory")
-    with pytest.raises(UsageError, match="is no directory"):
-        export(image, "--directory", sparse_path / "missing")
 
 
 # ---- Trees that are not as they must be, with right checksums ----

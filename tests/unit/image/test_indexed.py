@@ -27,7 +27,6 @@ from btrfs_ublk.image import pull
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import build_image
 from btrfs_ublk.image.check import check_image
-from btrfs_ublk.image.commit import find_base
 from btrfs_ublk.image.documents import (
     CREATED,
     INDEX,
@@ -196,26 +195,6 @@ def test_what_is_wrong_with_layers_is_found(place: Place) -> None:
     found = check_image(target, place.access, directory=place.path)
     assert found.problem_count == 1
     assert found.problems[0].startswith(f"layer {layer.digest}: it is not in {target}")
-    assert found.btrfs_check == "left out: layers are missing"
-
-
-def test_an_index_in_a_layout_needs_its_image_there(tmp_path: Path) -> None:
-    """Beside it, the index is complete, and is committed upon that image's layers."""
-    source = made.stock_image(tmp_path / "stock")
-    access, layer = RegistryAccess(), made.layer_of(source.path)
-    beside = index_image(source, source.path, OPTIONS, tag="index").name
-    chain_ids = [x.chain_id for x in inspect_image(beside, access).header.layers]
-    base = find_base(beside, access, chain_ids)
-    assert base.layers[0].digest == layer.digest
-    with pytest.raises(UsageError, match="would lose its name") as refused:
-        index_image(source, source.path, OPTIONS, tag=source.tag)
-    assert refused.value.hint == "choose another name with --tag"
-    alone = index_image(source, tmp_path / "alone", OPTIONS).name
-    with pytest.raises(UsageError, match="is not beside it"):
-        find_base(alone, access, chain_ids)
-    found = check_image(alone, access, directory=tmp_path)
-    assert 1 <= found.problem_count <= len(chain_ids)
-    assert all(x.startswith("layer ") for x in found.problems)
     assert found.btrfs_check == "left out: layers are missing"
 
 

@@ -40,14 +40,7 @@ from btrfs_ublk.image.documents import (
 from btrfs_ublk.image.inspect import inspect_image
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pull import open_sealed
-from btrfs_ublk.image.reference import (
-    LayoutName,
-    Reference,
-    parse_layout,
-    parse_name,
-    parse_reference,
-    parse_source,
-)
+from btrfs_ublk.image.reference import LayoutName, Reference, parse_reference
 from btrfs_ublk.image.source import OpenedSource, open_source
 from btrfs_ublk.image.store import ImageStore
 from btrfs_ublk.image.transfer import walk
@@ -90,44 +83,6 @@ def test_references(text: str, parts: tuple[str, ...]) -> None:
 def test_what_is_no_reference(text: str) -> None:
     with pytest.raises(UsageError):
         parse_reference(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "full"),
-    [
-        ("debian", "docker.io/library/debian:latest"),
-        ("debian:13", "docker.io/library/debian:13"),
-        ("team/app", "docker.io/team/app:latest"),
-        ("example.org/app", "example.org/app:latest"),
-        (f"debian@{DIGEST}", f"docker.io/library/debian@{DIGEST}"),
-        ("registry.lan:5000/app", "write registry.lan:5000/app:latest"),
-        ("localhost/app", "write localhost/app:latest"),
-    ],
-)
-def test_a_short_name_is_told_in_full(text: str, full: str) -> None:
-    for parse in (parse_reference, parse_name, parse_source):
-        with pytest.raises(UsageError) as error:
-            parse(text)
-        assert full in (error.value.hint or "")
-
-
-@pytest.mark.parametrize("text", ["Not a name", "debian@foo", "localhost:5000"])
-def test_what_docker_would_not_take_is_not_told(text: str) -> None:
-    with pytest.raises(UsageError) as error:
-        parse_name(text)
-    assert "docker.io" not in (error.value.hint or "")
-
-
-def test_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("tree").mkdir()
-    assert parse_source("tree") == parse_source("./tree") == tmp_path / "tree"
-    assert parse_source("oci:images:a") == LayoutName(tmp_path / "images", "a")
-    assert parse_layout("oci:images") == LayoutName(tmp_path / "images")
-    assert parse_source("example.org/a:b") == Reference("example.org", "a", "b")
-    for text in ("./gone", "/gone", "gone", "oci:", "oci:a:"):
-        with pytest.raises(UsageError):
-            parse_source(text)
 
 
 @pytest.mark.parametrize(
@@ -250,12 +205,6 @@ def test_attestations_are_never_chosen() -> None:
                 choose_platform([one], "linux/amd64", "here")
             if "platform" not in keys:
                 assert may_be_sealed([one]) == []
-
-
-@pytest.mark.parametrize("text", ["linux", "", "linux/", "/amd64", "a/b/c/d"])
-def test_what_is_no_platform(text: str) -> None:
-    with pytest.raises(UsageError, match="is no platform"):
-        choose_platform([platform_manifest("amd64")], text, "here")
 
 
 def opened(name: LayoutName, path: Path, platform: str | None = None) -> OpenedSource:
@@ -421,31 +370,6 @@ def test_a_layout_stays_while_another_command_is_at_work(tmp_path: Path) -> None
     assert other.read(one) == b"1"
 
 
-def test_a_name_that_nobody_could_give_again_is_refused(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    with pytest.raises(UsageError, match="'a:b' is no tag"):
-        build_image(source, tmp_path / "layout", BuildOptions(), tag="a:b")
-    with pytest.raises(UsageError, match="first colon ends the directory"):
-        build_image(source, tmp_path / "la:yout", BuildOptions())
-    assert list(tmp_path.iterdir()) == [source]
-
-
-def test_tags_of_a_layout(tmp_path: Path) -> None:
-    layout = Layout.made(tmp_path)
-    with pytest.raises(UsageError, match="has no image"):
-        layout.find(None)
-    one, two = layout.add(LAYER, b"1"), layout.add(LAYER, b"2")
-    layout.tag(one, "a")
-    assert layout.find(None) == layout.find("a") == one
-    layout.tag(two, "b")
-    with pytest.raises(UsageError, match="more than one image") as refused:
-        layout.find(None)
-    assert refused.value.hint and "there are: a, b" in refused.value.hint
-    layout.tag(two, "a")
-    assert layout.find("a") == two and len(raw_index(tmp_path)["manifests"]) == 2
-
-
 def test_a_sealed_image_in_a_layout(tmp_path: Path) -> None:
     made = sealed_image(tmp_path / "image")
     layout, manifest, _ = open_sealed(made.name)
@@ -501,25 +425,6 @@ def test_gc_keeps_what_is_used_or_pinned(tmp_path: Path) -> None:
         store.pin("example.org/a:0", pinned=True)
 
 
-def test_what_a_dead_command_left_is_removed(tmp_path: Path) -> None:
-    """By the next one that adds an image, and by gc."""
-    store = ImageStore(tmp_path / "store")
-    stored(store, tmp_path / "image", 1)
-    dead = store.path / ".new-1-dead"
-
-    def die() -> None:
-        dead.mkdir(mode=0o700)
-        (dead / "pack").write_bytes(b"half")
-
-    die()
-    with store.adding() as living:
-        assert living.exists() and not dead.exists()
-        die()
-        store.collect(())
-        assert living.exists() and not dead.exists()
-    assert not living.exists()
-
-
 def test_gc_removes_what_a_killed_command_left(tmp_path: Path) -> None:
     """Wherever it was killed, also gc itself."""
     image = sealed_image(tmp_path / "image").name
@@ -568,13 +473,6 @@ def test_a_pack_of_any_size_is_not_fetched() -> None:
     assert parse_sealed_manifest(manifest(16 << 30), "it").data_bytes == 5
     with pytest.raises(InvalidImageError, match="pack of 17179869185 bytes, more than"):
         parse_sealed_manifest(manifest((16 << 30) + 1), "it")
-
-
-def test_annotations_that_are_no_object_are_refused() -> None:
-    value = {"mediaType": LAYER, "digest": DIGEST, "size": 1}
-    assert parse_descriptor(value | {"annotations": None}, "it").size == 1
-    with pytest.raises(InvalidImageError, match="it has annotations that are no obj"):
-        parse_descriptor(value | {"annotations": ["a"]}, "it")
 
 
 def test_an_index_that_is_too_large_is_not_read_whole(tmp_path: Path) -> None:

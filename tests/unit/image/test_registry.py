@@ -22,7 +22,6 @@ import requests
 from support.images import raw_index, sealed_image
 from support.needs import Need
 from support.registry import (
-    IDENTITY_TOKEN,
     PASSWORD,
     REGISTRY,
     USER,
@@ -134,19 +133,6 @@ def test_one_name_has_both(
         assert layer == was
 
 
-def test_blobs_are_mounted_from_another_repository(
-    target: Reference, access: RegistryAccess, tmp_path: Path
-) -> None:
-    image = sealed_image(tmp_path / "image")
-    pushed(image, target, access)
-    other = Reference(target.registry, f"{target.repository}/copy", "app")
-    done = pushed(image, other, access, mount_from=target.repository)
-    assert (done.mounted, done.uploaded) == (6, 0)
-    missing = Reference(target.registry, f"{target.repository}/more", "app")
-    done = pushed(image, missing, access, mount_from=f"{target.repository}/nothing")
-    assert (done.mounted, done.uploaded) == (0, 6)
-
-
 def test_pull_moves_metadata_only(
     target: Reference, access: RegistryAccess, tmp_path: Path
 ) -> None:
@@ -210,24 +196,6 @@ def test_skopeo_carries_the_sealed_image_along(
     assert pulled.digest == image.sealed
 
 
-def test_other_clients_see_the_ordinary_image(
-    target: Reference, access: RegistryAccess, need: Need, tmp_path: Path
-) -> None:
-    need(SKOPEO)
-    image = sealed_image(tmp_path / "image")
-    pushed(image, target, access)
-    platform = ("--override-os=linux", "--override-arch=amd64")
-    copied = copied_by_skopeo(target, tmp_path, *platform, "copy")
-    layout = Layout.opened(copied)
-    manifest = json.loads(layout.read(layout.find("app")))
-    source = Layout(tmp_path / "image-source")
-    before = json.loads(source.read(source.find("app")))
-    assert [x["digest"] for x in manifest["layers"]] == [
-        x["digest"] for x in before["layers"]
-    ]
-    assert manifest["config"] == before["config"]
-
-
 def test_tokens_that_expire_are_renewed(
     registry: Registry, target: Reference, access: RegistryAccess, tmp_path: Path
 ) -> None:
@@ -237,57 +205,6 @@ def test_tokens_that_expire_are_renewed(
         pushed(image, target, access)
     registry.tokens.life_s, registry.tokens.expires_in_s = 300, 1
     assert pushed(image, target, access).digest == image.digest
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [{"username": USER, "password": PASSWORD}, {"identitytoken": IDENTITY_TOKEN}],
-)
-def test_logins_of_other_forms(
-    registry: Registry, target: Reference, tmp_path: Path, entry: object
-) -> None:
-    login = config(tmp_path / "config.json", registry.host, entry)
-    access = RegistryAccess(docker_config=login, insecure=True)
-    image = sealed_image(tmp_path / "image")
-    assert pushed(image, target, access).digest == image.digest
-
-
-def test_a_refusal_says_what_to_do(
-    registry: Registry, target: Reference, tmp_path: Path
-) -> None:
-    image = sealed_image(tmp_path / "image")
-    empty = config(tmp_path / "config.json", registry.host, {})
-    with pytest.raises(RegistryError) as refused:
-        pushed(image, target, RegistryAccess(docker_config=empty, insecure=True))
-    assert refused.value.message.startswith(
-        f"{target.place}: cannot get a token: HTTP 401"
-    )
-    assert refused.value.hint and "docker login" in refused.value.hint
-    assert refused.value.status == 401
-
-
-@pytest.mark.parametrize("password_first", [True, False])
-def test_a_token_where_a_password_is_taken_as_well(
-    tmp_path: Path, password_first: bool
-) -> None:
-    """tests/test_logins.py has all forms of a challenge."""
-    wanted = ['Basic realm="all"', 'Bearer realm=/token, service="x y"']
-    line = ", ".join(wanted if password_first else reversed(wanted))
-
-    def answer(request: str) -> bytes:
-        if request.startswith("GET /token?service=x+y&"):
-            return response("200 OK", b'{"token": "t0ken"}')
-        if "Bearer t0ken" not in request:
-            return response(f"401 No\nWWW-Authenticate: {line}")
-        return response("404 No")
-
-    with scripted_server(answer) as home:
-        host = f"127.0.0.1:{home.port}"
-        login = config(tmp_path / "config.json", host, {"auth": AUTH})
-        access = RegistryAccess(docker_config=login, insecure=True)
-        with pytest.raises(RegistryError, match="HTTP 404"):
-            inspect_image(Reference(host, "some/image", "app"), access)
-    assert [f"Basic {AUTH}" in x for x in home.requests] == [False, True, False]
 
 
 def test_a_blob_is_there_if_the_registry_says_where(tmp_path: Path) -> None:
@@ -382,30 +299,6 @@ def test_a_registry_is_not_asked_before_it_wants(
                 inspect_image(target, access)
             assert refused.value.hint and f"again in {asked}" in refused.value.hint
     assert waited == [20.0]
-
-
-def test_a_refusal_names_the_helper_that_is_not_installed(
-    registry: Registry, target: Reference, tmp_path: Path
-) -> None:
-    """It keeps no public image from being pulled, and may be why one is refused."""
-    login = tmp_path / "config.json"
-    login.touch(mode=0o600)
-    login.write_text('{"credsStore": "absent"}')
-    access = RegistryAccess(docker_config=login, insecure=True)
-    with pytest.raises(RegistryError, match="HTTP 401") as refused:
-        inspect_image(target, access)
-    hint = refused.value.hint or ""
-    assert hint.startswith("install docker-credential-absent, which may have the login")
-    registry.tokens.anonymous = True
-    with pytest.raises(RegistryError, match="HTTP 404"):
-        inspect_image(target, access)
-
-
-def test_what_is_not_there(target: Reference, access: RegistryAccess) -> None:
-    with pytest.raises(RegistryError) as refused:
-        inspect_image(target, access)
-    assert "cannot get the manifest app: HTTP 404" in refused.value.message
-    assert "MANIFEST_UNKNOWN" in refused.value.message
 
 
 def test_http_is_for_loopback_only() -> None:

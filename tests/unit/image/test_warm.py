@@ -33,9 +33,9 @@ from btrfs_ublk.image.reference import Reference, parse_reference
 from btrfs_ublk.image.warm import warm_image
 from btrfs_ublk.testing.registry import REGISTRY, loopback_registry
 
-#: 12.5 MiB: hosts choose a cache for each 4 MiB.
-UNITS = 200
-HOSTS = 4
+#: 5 MiB: hosts choose a cache for each 4 MiB.
+UNITS = 80
+HOSTS = 2
 
 
 @dataclass
@@ -105,7 +105,7 @@ def rings(
 def read_as_hosts(
     build: Path, tmp_path: Path, origin: Origin, caches: list[str]
 ) -> None:
-    """Have four hosts get the metadata pack, and read all data."""
+    """Have hosts get the metadata pack, and read all data."""
     access = RegistryAccess(insecure=True, via=tuple(caches))
     assert origin.manifest.data is not None
     mirror = {
@@ -133,7 +133,7 @@ def read_as_hosts(
 
 
 @pytest.mark.parametrize("counts", [[3], [1, 1, 1]], ids=["ring", "caches"])
-def test_after_it_four_hosts_cost_the_registry_nothing(
+def test_after_it_hosts_cost_the_registry_nothing(
     sanitized_build: Path, tmp_path: Path, origin: Origin, counts: list[int]
 ) -> None:
     """Also where the caches are no ring, so that each has to be asked for its part."""
@@ -176,29 +176,6 @@ def recorded(
     path = tmp_path / "trace"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
-
-
-def test_only_what_a_trace_has_read(tmp_path: Path, origin: Origin) -> None:
-    shown = CliRunner().invoke(
-        command, ["inspect", str(origin.name), "--insecure", "--json"]
-    )
-    root = json.loads(shown.stdout)["root"]
-    with ExitStack() as stack:
-        (nodes,) = rings(stack, origin, tmp_path, [1])
-        words = ["warm", str(origin.name), "--insecure", "--site", nodes.urls[0]]
-        # The last unit is shorter; one that is read twice is asked for once.
-        path = recorded(len(origin.data), tmp_path, root, [UNITS, 1], [7, 2], [8, 1])
-        result = CliRunner().invoke(command, [*words, "--trace", str(path), "--json"])
-        report = json.loads(result.stdout)
-        data_bytes = report["asked_bytes"] - origin.manifest.pack.size
-        assert data_bytes == 2 * UNIT + len(origin.data) % UNIT
-        path = recorded(len(origin.data), tmp_path, "0" * 64, [0, 1])
-        result = CliRunner().invoke(command, [*words, "--trace", str(path)])
-        assert isinstance(result.exception, UsageError)
-        assert "read nothing of this build" in result.exception.message
-        result = CliRunner().invoke(command, [*words, "--first"])
-        assert isinstance(result.exception, UsageError)
-        assert "nothing comes first" in result.exception.message
 
 
 @dataclass
@@ -311,7 +288,7 @@ def test_a_cache_with_wrong_bytes_is_named(tmp_path: Path, origin: Origin) -> No
         warm_image(origin.name, access)
         with open_repository(origin.name, access) as repository:
             assert look_up(origin.name, repository)[2] == origin.manifest
-        place = 100 * UNIT
+        place = 50 * UNIT
         for path in (tmp_path / "ring0" / "node0" / "cache").rglob("*"):
             stored = path.read_bytes() if path.is_file() else b""
             if (at := stored.find(origin.data[place : place + 4096])) >= 0:
@@ -320,22 +297,6 @@ def test_a_cache_with_wrong_bytes_is_named(tmp_path: Path, origin: Origin) -> No
             warm_image(origin.name, access)
         assert f"{nodes.urls[0]} has wrong bytes" in refused.value.message
         assert f"bytes {place} to {place + UNIT - 1} of" in refused.value.message
-
-
-def test_a_pack_that_caches_have_wrong_comes_from_the_registry(
-    tmp_path: Path, origin: Origin
-) -> None:
-    pack, where = origin.manifest.pack, tmp_path / "pack"
-    with ExitStack() as stack:
-        (nodes,) = rings(stack, origin, tmp_path, [3])
-        access = RegistryAccess(insecure=True, via=tuple(nodes.urls))
-        repository = stack.enter_context(open_repository(origin.name, access))
-        repository.download(pack, where)
-        right = where.read_bytes()
-        where.unlink()
-        assert sum(nodes.spoil(number) for number in range(3))
-        repository.download(pack, where)
-        assert where.read_bytes() == right
 
 
 def test_a_cache_that_fails_ends_it(origin: Origin) -> None:
