@@ -5,18 +5,16 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import FrozenInstanceError, replace
 from os import PathLike
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
 
 import btrfs_ublk
-from btrfs_ublk import VolumeDefinition, api
+from btrfs_ublk import api
 from btrfs_ublk.base.ledger import Entry, Ledger
 from btrfs_ublk.base.paths import OptionalPath
 from btrfs_ublk.content.maps import Ask
@@ -24,16 +22,6 @@ from btrfs_ublk.device import DeviceSpec, DeviceState
 
 #: All names that other programs have.
 OFFERED = {name: getattr(api, name) for name in api.__all__}
-
-
-def test_it_is_imported_when_it_is_wanted() -> None:
-    """The command does not pay for it."""
-    program = (
-        "import btrfs_ublk, sys; from btrfs_ublk import units; "
-        "assert 'btrfs_ublk.api' not in sys.modules; "
-        "from btrfs_ublk import *; kept_volume, BlockServer, UsageError"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_all_is_documented_and_no_module_is_in_its_way() -> None:
@@ -114,25 +102,3 @@ def test_a_path_may_be_a_string() -> None:
     paths = {x for x, kinds in taken.items() if Path in kinds or PathLike[str] in kinds}
     assert len(paths) > 30
     assert {x for x in paths if taken[x][1:3] != [str, PathLike[str]]} == set()
-
-
-def test_attributes_that_are_paths(tmp_path: Path) -> None:
-    """One type each, whatever was given."""
-    for path in ("/a/b", Path("/a/b"), PurePosixPath("/a/b")):
-        definition = VolumeDefinition(mount=path, cache=path)
-        assert definition == VolumeDefinition(mount=Path("/a/b"), cache=Path("/a/b"))
-        assert isinstance(definition.mount, Path) and repr(definition.mount) in repr(
-            definition
-        )
-        assert replace(definition, mount=None) == VolumeDefinition(cache=path)
-        assert api.DeviceOptions(server=path).server == Path("/a/b")
-        assert api.Volumes(path).get("x") == api.Volumes("/a/b").get("x")
-        segments = [
-            api.FileSegment(offset=0, length=4096, path=path),
-            api.LazySegment(offset=4096, length=4096, map=path, cache=path),
-        ]
-        assert '"/a/b"' in api.Description(8192, segments).to_json()
-    with pytest.raises(FrozenInstanceError):
-        definition.mount = None  # type: ignore[misc]
-    api.Digests(1, 4096, bytes(32)).write(str(tmp_path / "digests"))
-    assert (tmp_path / "digests").read_bytes() == bytes(32)

@@ -39,11 +39,6 @@ def test_commands_import_what_they_need(command: str, tmp_path: Path) -> None:
     assert not [name for name in ours if name.startswith("btrfs_ublk.bench")]
 
 
-def test_the_package_alone_is_light(tmp_path: Path) -> None:
-    alone = Starter(tmp_path).imported(None)
-    assert len(alone) < 40 and "btrfs_ublk" not in alone
-
-
 #: What takes long to import, and is for volumes with files or caches, if at all.
 UNUSED = {
     *("_hashlib", "sqlite3", "btrfs_ublk.server.block_server"),
@@ -82,16 +77,6 @@ def test_a_snapshotter_starts_without_what_asks_registries(tmp_path: Path) -> No
     argv[-1] = "import sys, btrfs_ublk.containers.service; print(*sys.modules)"
     loaded = set(run(argv, timeout_s=60.0).stdout.split())
     assert not loaded & {"cryptography", "requests", "urllib3"}
-
-
-def test_down_knows_how_to_remove_what_up_has_made(tmp_path: Path) -> None:
-    """Otherwise it would import all modules that make things, those of bench too."""
-    argv = Starter(tmp_path).argv(None)
-    argv[-1] = (
-        "import btrfs_ublk.volume.down; from btrfs_ublk.base.ledger import knows;"
-        "print(knows('loop'), knows('mount'))"
-    )
-    assert run(argv, timeout_s=60.0).stdout == "True True\n"
 
 
 def test_commands_run_from_a_package_of_their_own(tmp_path: Path) -> None:

@@ -4,63 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
-from btrfs_ublk.base.entry import ModuleGroup, print_rows, run_command
+from btrfs_ublk.base.entry import print_rows, run_command
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
-
-MODULE = """
-import click
-
-@click.command()
-def command():
-    click.echo(__name__)
-"""
-
-
-@pytest.fixture
-def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[click.Group]:
-    package = tmp_path / "nouns"
-    package.mkdir()
-    for name in ("__init__", "main", "two_words"):
-        (package / f"{name}.py").write_text(MODULE)
-    (package / "broken.py").write_text("raise RuntimeError('imported')")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield ModuleGroup("group", package="nouns", but=("main",))
-    for name in [name for name in sys.modules if name.partition(".")[0] == "nouns"]:
-        del sys.modules[name]
-
-
-def test_modules_are_commands(group: click.Group) -> None:
-    done = CliRunner().invoke(group, ["two-words"])
-    assert (done.exit_code, done.output) == (0, "nouns.two_words\n")
-
-
-@pytest.mark.parametrize("name", ["main", "__init__", "no-such", "two_words"])
-def test_others_are_not(group: click.Group, name: str) -> None:
-    done = CliRunner().invoke(group, [name])
-    assert done.exit_code == 2 and "No such command" in done.output
-
-
-def test_a_typo_has_a_suggestion(group: click.Group) -> None:
-    done = CliRunner().invoke(group, ["to-words"])
-    assert done.exit_code == 2
-    assert "No such command 'to-words'. Did you mean 'two-words'?" in done.output
-
-
-def test_a_module_is_imported_when_it_is_used(group: click.Group) -> None:
-    assert CliRunner().invoke(group, ["two-words"]).exit_code == 0
-    with pytest.raises(RuntimeError, match="imported"):
-        CliRunner().invoke(group, ["broken"], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(
@@ -279,9 +232,3 @@ def test_the_end_of_a_process_leaves_out_only_freeing() -> None:
     done = subprocess.run(_ENDING, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (7, "before thread at exit ")
     assert done.stderr == ""
-
-
-def test_the_end_of_a_process_whose_output_nobody_reads() -> None:
-    command = f"{shlex.join(_ENDING)} >/dev/full"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, timeout=60)
-    assert (done.returncode, done.stderr) == (7, b"")

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
 from support.paths import CHILDREN
 from support.waiting import wait_until
 
@@ -64,14 +63,3 @@ def test_a_process_that_ignores_its_children_forks(tmp_path: Path) -> None:
     """So it was started, and the kernel does not tell it how its child has ended."""
     printed, talk = forked(tmp_path, before=["env", "--ignore-signal=CHLD"])
     assert printed == "not written yet True undone\nat exit\n"
-
-
-def test_a_title_that_does_not_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from btrfs_ublk.base import fork
-
-    monkeypatch.setattr(os, "fork", None)
-    assert not fork.start_by_fork(
-        "none", [], title=["x" * 9999], talk=tmp_path / "talk", keep_open_fds=[]
-    )

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from btrfs_ublk.base.helpers import SERVER, helper_path
-from btrfs_ublk.base.hosts import Rule, find_rule, is_plain, read_hosts, via_option
-from btrfs_ublk.cli.main import command
+from btrfs_ublk.base.hosts import Rule, find_rule, read_hosts, via_option
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.server.description import Description, LazySegment
 from btrfs_ublk.volume.definition import VolumeDefinition, parse_definition
@@ -85,14 +82,6 @@ def test_a_file_of_others_is_refused(hosts: Path) -> None:
         read_hosts()
 
 
-def test_loopback_and_tls_are_not_plain() -> None:
-    for url in ("https://c", "HTTPS://c", "http://localhost:1", "http://127.9.9.9"):
-        assert not is_plain(url)
-    assert not is_plain("http://[::1]:3128")
-    for url in ("http://cache", "http://127.example.org", "http://10.0.0.1"):
-        assert is_plain(url)
-
-
 def check(description: str, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [helper_path(SERVER), *options, "--check", "-"],
@@ -128,16 +117,3 @@ def test_a_volume_names_caches() -> None:
         parse_definition('via = ["http://c/path"]', where="it")
     with pytest.raises(UsageError, match="not a list of URLs"):
         parse_definition('via = "http://c"', where="it")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--file", "/f", "--via", "http://c"], "--via is about --url, --s3 and --oci"),
-        (["--url", "http://o/", "--via", "c:1"], "no http or https URL"),
-    ],
-)
-def test_bad_options_are_refused(arguments: list[str], words: str) -> None:
-    result: Any = CliRunner().invoke(command, ["map", "add", "NAME", *arguments])
-    assert isinstance(result.exception, UsageError)
-    assert words in str(result.exception)

@@ -8,7 +8,6 @@ import os
 import random
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -21,8 +20,6 @@ from btrfs_ublk.base.dead_ledgers import AbandonedLedger, _parse, abandoned_ledg
 from btrfs_ublk.base.ledger import Entry, Ledger, remover, state_directory
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
 from btrfs_ublk.volume.kept_ledger import KeptLedger, collect_kept
-
-NOBODY = 65534
 
 
 @pytest.fixture
@@ -94,14 +91,6 @@ def test_a_thing_is_entered_first_and_struck_out_last(
     assert things == []
     assert lines(ledger) == ["version", "enter", "amend", "strike"]
     assert ledger.entries() == []
-
-
-def test_an_empty_ledger_goes_away(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
-    assert ledger.path.stat().st_mode & 0o777 == 0o600
-    ledger.close()
-    ledger.close()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_error_is_not_hidden_by_a_failing_cleanup(
@@ -188,19 +177,6 @@ def test_what_a_stuck_thing_stands_on_is_left(
     assert things == ["a", "b"]
 
 
-def test_unwinding_keeps_what_a_stuck_thing_stands_on(
-    ledger: Ledger, things: list[str]
-) -> None:
-    things += ["a", "b"]
-    with pytest.raises(LeftoverError, match="stuck is stuck") as caught:
-        with ledger.holding("thing", name="a", path="/a"):
-            with ledger.holding("thing", name="b", path="/b"):
-                with ledger.holding("thing", name="stuck", on="/a"):
-                    pass
-    assert things == ["a"]
-    assert "something else still uses it: thing name=stuck" in caught.value.__notes__[0]
-
-
 def test_a_device_number_is_used_again(ledger: Ledger, things: list[str]) -> None:
     """The next one may have the number before the one that had it is struck out."""
     things += ["before", "next", "on it"]
@@ -266,15 +242,6 @@ def test_a_ledger_that_is_not_understood_is_left_as_it_is(
     assert things == ["a"] and path.read_text() == before
 
 
-def test_a_process_that_died_before_its_first_line_left_nothing(
-    tmp_path: Path,
-) -> None:
-    for text in ("", '{"version":1,"bo'):
-        (tmp_path / "1-dead.ledger").write_text(text)
-        assert only_sweep(tmp_path) == []
-        assert list(tmp_path.iterdir()) == []
-
-
 def test_a_reboot_takes_kernel_things_with_it(
     tmp_path: Path, things: list[str]
 ) -> None:
@@ -315,36 +282,6 @@ def test_a_forked_child_owns_nothing(ledger: Ledger, things: list[str]) -> None:
         process.join(30)
         assert process.exitcode == 0
     assert things == []
-
-
-def test_unwinding_in_a_forked_child_undoes_nothing(
-    ledger: Ledger, things: list[str]
-) -> None:
-    things.append("a")
-    with ledger.holding("thing", name="a"):
-        pid = os.fork()
-        if pid == 0:
-            undone = []
-            try:
-                ledger.undo(ledger.entries()[0], undone.append)
-            finally:
-                os._exit(len(undone))
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        assert lines(ledger)[-1] == "enter"
-
-
-def test_threads_may_enter_at_once(ledger: Ledger, things: list[str]) -> None:
-    def work(number: int) -> None:
-        for turn in range(50):
-            with ledger.holding("thing", name=f"{number}-{turn}"):
-                pass
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert lines(ledger).count("enter") == lines(ledger).count("strike") == 200
 
 
 def test_what_is_cut_off_is_nothing_that_is_there(
@@ -396,44 +333,6 @@ def test_a_state_directory_that_others_write_is_refused(
     monkeypatch.setenv("BTRFS_UBLK_STATE_DIR", str(tmp_path))
     with pytest.raises(BtrfsUblkError, match="writable for others"):
         state_directory()
-
-
-def test_the_state_directory_outlives_a_boot_where_it_can(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("BTRFS_UBLK_STATE_DIR", raising=False)
-    (tmp_path / "file").touch()  # no directory can be made below it, by root either
-    places = tuple(str(tmp_path / name) for name in ("file/state", "var", "run"))
-    monkeypatch.setattr(module, "STATE_DIRECTORIES", places[1:])
-    assert state_directory() == tmp_path / "var"
-    monkeypatch.setattr(module, "STATE_DIRECTORIES", places)
-    assert state_directory() == tmp_path / "var"
-    monkeypatch.setattr(module, "STATE_DIRECTORIES", places[:1])
-    with pytest.raises(
-        BtrfsUblkError, match="cannot make state directory .*file/state"
-    ):
-        state_directory()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_another_user_has_one_of_his_own(
-    sparse_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("BTRFS_UBLK_STATE_DIR", raising=False)
-    for name in ("of-root", "home"):
-        (sparse_path / name).mkdir(mode=0o700)
-    os.chown(sparse_path / "home", NOBODY, -1)
-    for path in (sparse_path, sparse_path.parent):
-        path.chmod(0o755)
-    monkeypatch.setattr(module, "STATE_DIRECTORIES", (str(sparse_path / "of-root"),))
-    monkeypatch.setenv("XDG_STATE_HOME", str(sparse_path / "home"))
-    assert state_directory() == sparse_path / "of-root"
-    os.seteuid(NOBODY)
-    try:
-        assert state_directory() == sparse_path / "home/btrfs-ublk"
-    finally:
-        os.seteuid(0)
-    assert (sparse_path / "home/btrfs-ublk").stat().st_uid == NOBODY
 
 
 def test_a_symbolic_link_as_state_directory_is_refused(

@@ -13,7 +13,6 @@ from btrfs_ublk.base.helpers import (
     MKSEED,
     check_helper,
 )
-from btrfs_ublk.base.libraries import library_error
 from btrfs_ublk.errors import CapabilityError
 from btrfs_ublk.seed import make_seed
 
@@ -31,20 +30,3 @@ def test_a_helper_says_what_to_install(tmp_path: Path) -> None:
     assert "libjansson.so.7" in (helper.probe() or "") and "libjansson7" in helper.hint
     assert Helper(CHECKSEED).probe() is None
     assert check_helper(CHECKSEED) == tmp_path / CHECKSEED
-
-
-@pytest.mark.parametrize(
-    ("library", "package"),
-    [
-        ("libfuse3.so.3", "libfuse3-3"),
-        ("libsqlite3.so.0", "libsqlite3-0"),
-        ("libcrypto.so.3", "libssl3"),
-        ("libuv.so.1", "libuv1"),
-        ("libnew.so.1", "apt-file search"),
-    ],
-)
-def test_packages(library: str, package: str) -> None:
-    said = f"x: error while loading shared libraries: {library}: cannot open shared "
-    error = library_error("x", f"{said}object file: No such file or directory\n")
-    assert error is not None and package in (error.hint or "")
-    assert library_error("x", "error: none of that\n") is None

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from btrfs_ublk.base.private_dirs import check_way, follow_own_link
-from btrfs_ublk.errors import BtrfsUblkError, CapabilityError
-from btrfs_ublk.image.store import ImageStore
+from btrfs_ublk.base.private_dirs import check_way
+from btrfs_ublk.errors import BtrfsUblkError
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root has other users")
 
@@ -68,24 +67,3 @@ def test_an_access_list_counts(tmp_path: Path) -> None:
     os.setxattr(shared, "system.posix_acl_access", acl)
     with pytest.raises(BtrfsUblkError, match=f"other users can change {shared} "):
         check(shared / "store")
-
-
-def test_own_links_are_followed(home: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine").symlink_to("roots")
-    assert follow_own_link(tmp_path / "mine") == tmp_path / "roots"
-    assert follow_own_link(home / "link") == home / "link"
-    assert follow_own_link(tmp_path / "nothing") == tmp_path / "nothing"
-
-
-def test_images_of_root_are_said_to_be_closed(tmp_path: Path) -> None:
-    """Nor is it said that there are none."""
-    tmp_path.chmod(0o700)
-    store = ImageStore(tmp_path / "images")
-    os.seteuid(OTHER)
-    try:
-        for look in (store.images, lambda: store.find("x"), lambda: store.collect(())):
-            with pytest.raises(CapabilityError, match="images .*: Perm") as refused:
-                look()
-            assert "run as root" in str(refused.value.hint)
-    finally:
-        os.seteuid(0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -28,30 +27,6 @@ from btrfs_ublk.base.process import (
 from btrfs_ublk.errors import CommandError
 from btrfs_ublk.kernel.uevents import wait_until
 from btrfs_ublk.server.front_end import end_server
-
-
-def test_a_failure_shows_the_command_its_status_and_its_last_words() -> None:
-    script = "seq 100 >&2; echo the reason >&2; exit 3"
-    with pytest.raises(CommandError) as caught:
-        run(["sh", "-c", script], timeout_s=10, hint="try again")
-    message = str(caught.value)
-    assert f"exited with status 3: sh -c '{script}'" in message
-    assert "the reason" in message and "try again" in message
-    assert len(message.splitlines()) < 30
-
-
-def test_a_missing_program_is_named() -> None:
-    with pytest.raises(CommandError, match="no program 'no-such-program'"):
-        run(["no-such-program", "--now"], timeout_s=10)
-    with pytest.raises(
-        CommandError, match="^/etc/passwd cannot be run as a program, wanted for"
-    ):
-        run(["/etc/passwd"], timeout_s=10)
-
-
-def test_a_signal_is_named() -> None:
-    with pytest.raises(CommandError, match="was ended by SIGTERM"):
-        run(["sh", "-c", "kill -TERM $$"], timeout_s=10)
 
 
 def test_a_deadline_kills_the_whole_group(tmp_path: Path) -> None:
@@ -81,16 +56,6 @@ def without_first_thread() -> Iterator[Child]:
             lambda: ") Z " in stat.read_text(), timeout_s=30, what="a first thread"
         )
         yield child
-
-
-def test_the_end_of_a_process_is_that_of_its_last_thread() -> None:
-    """Until then, it holds its files and locks."""
-    with without_first_thread() as child:
-        assert not child.identity.wait(timeout_s=0.3)
-        assert child.identity.is_alive()
-        os.kill(child.pid, signal.SIGKILL)
-        assert child.identity.wait(timeout_s=30)
-        assert not child.identity.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -137,13 +102,6 @@ def test_what_is_stopped_ends_in_order(ours: bool) -> None:
         assert child.wait(60) == 7
 
 
-def test_a_child_reads_its_input_and_its_last_words_are_kept() -> None:
-    with spawn(["sh", "-c", "cat >&2"], stdin="some\nwords") as child:
-        assert child.wait(60) == 0
-        assert child.stderr_tail(1) == "words"
-        assert "words" in child.failure("ended")
-
-
 def test_a_child_that_cannot_be_watched_is_not_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -161,40 +119,6 @@ def test_a_child_that_cannot_be_watched_is_not_lost(
     with pytest.raises(ProcessLookupError):
         os.kill(started[0], 0)
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_many_open_files_are_no_hindrance() -> None:
-    """Descriptors above 1023, which select(2) does not take."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < 2048:
-        pytest.skip(f"the limit on open files is {hard}")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
-    fds = []
-    try:
-        while not fds or fds[-1] < 1024:
-            fds.append(os.open("/dev/null", os.O_RDONLY))
-        with spawn(["sleep", "60"]) as child:
-            assert child.wait(0.01) is None
-            assert not child.identity.wait(timeout_s=0.01)
-        with pytest.raises(TimeoutError):
-            wait_until(lambda: None, timeout_s=0.01, what="nothing")
-    finally:
-        for fd in fds:
-            os.close(fd)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert not child.identity.is_alive()
-
-
-def test_a_child_is_stopped_after_an_error() -> None:
-    with pytest.raises(ZeroDivisionError):
-        with spawn(["sleep", "60"]) as child:
-            1 / 0
-    assert not child.identity.is_alive()
-
-
-def test_ctrl_c_on_the_terminal_does_not_reach_children() -> None:
-    with spawn(["sleep", "60"]) as child:
-        assert os.getpgid(child.pid) != os.getpgrp()
 
 
 def test_children_die_with_a_killed_parent() -> None:
@@ -222,49 +146,3 @@ def test_an_identity_is_not_fooled_by_another_process() -> None:
     assert not ProcessIdentity(own.pid, own.start_ticks - 1).is_alive()
     # Not ours to stop either.
     assert ProcessIdentity(own.pid, own.start_ticks - 1).stop(timeout_s=1)
-
-
-def test_a_zombie_is_not_alive() -> None:
-    with subprocess.Popen(["sleep", "60"]) as process:
-        identity = ProcessIdentity.of(process.pid)
-        process.send_signal(signal.SIGKILL)
-        assert identity.wait(timeout_s=10)
-        assert not identity.is_alive()
-
-
-_COUNTING = """
-import os, sys
-from collections import Counter
-from pathlib import Path
-
-from btrfs_ublk.kernel.users import pids_using
-
-read = Counter()
-
-def count(event, details):
-    if event in ("open", "os.listdir") and str(details[0]).startswith("/proc/"):
-        read[str(details[0])] += 1
-
-sys.addaudithook(count)
-print(*pids_using(*map(Path, sys.argv[1:])))
-print(*(each for each in read if not each.endswith("/fd")))
-print(max(read.values()))
-"""
-
-
-def test_looking_for_users_reads_little_of_other_processes(tmp_path: Path) -> None:
-    """With many volumes, there are thousands of processes, and all are looked at."""
-    places = [tmp_path / "one", tmp_path / "other"]
-    for place in places:
-        place.mkdir()
-    with subprocess.Popen(["sleep", "60"], cwd=places[1]) as process:
-        words = [sys.executable, "-c", _COUNTING, *places]
-        lines = run(words, timeout_s=60).stdout.splitlines()
-        process.kill()
-    assert lines[0] == str(process.pid)
-    # Of all others, only the names of their open files are listed, once.
-    assert set(lines[1].split()) == {
-        "/proc/self/mountinfo",
-        f"/proc/{process.pid}/comm",
-    }
-    assert lines[2] == "1"

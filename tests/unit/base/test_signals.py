@@ -17,7 +17,6 @@ from btrfs_ublk.base.signals import (
     delivered,
     exit_status_of,
     interruptible,
-    too_late,
 )
 
 
@@ -60,24 +59,6 @@ def test_a_process_on_its_way_out_is_left_alone(
     os.kill(os.getpid(), ignored_at_last)
 
 
-def test_a_signal_that_comes_too_late(ignored_at_last: signal.Signals) -> None:
-    with interruptible(exiting=True):
-        with deferred():
-            os.kill(os.getpid(), ignored_at_last)
-            too_late()
-        os.kill(os.getpid(), ignored_at_last)
-    os.kill(os.getpid(), ignored_at_last)
-
-
-def test_an_ignored_signal_stays_ignored() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with interruptible():
-            os.kill(os.getpid(), signal.SIGHUP)
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_deferred_stretch_is_not_cut(signum: signal.Signals) -> None:
     done = []
@@ -103,16 +84,6 @@ def test_a_wait_may_be_ended_but_not_what_cleans_up_after_it() -> None:
                 os.kill(os.getpid(), signal.SIGINT)
                 done.append("clean")
     assert done == ["clean"]
-
-
-def test_a_signal_from_before_the_wait_ends_it() -> None:
-    done = []
-    with pytest.raises(Interrupted), interruptible(), deferred():
-        os.kill(os.getpid(), signal.SIGTERM)
-        done.append("whole")
-        with delivered():
-            done.append("never")
-    assert done == ["whole"]
 
 
 def test_a_wait_within_a_callers_deferral_is_not_ended() -> None:

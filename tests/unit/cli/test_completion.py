@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -68,11 +67,6 @@ def complete(shell: str, line: str) -> set[str]:
     return {text.partition("\t")[0].strip() for text in done.stdout.split("\n")} - {""}
 
 
-def test_nouns_and_verbs(shell: str) -> None:
-    assert complete(shell, "btrfs-ublk seed ") == {"check", "create", "inspect"}
-    assert complete(shell, "btrfs-ublk device up --front-end f") == {"fuse"}
-
-
 def test_names_that_there_are(shell: str) -> None:
     directory = devices_directory(make=True)
     made = [directory / name for name in ("first-one", "second")]
@@ -83,18 +77,3 @@ def test_names_that_there_are(shell: str) -> None:
     finally:
         for path in made:
             path.rmdir()
-
-
-def test_names_of_suites_and_peers() -> None:
-    assert complete("bash", "btrfs-ublk bench compare --suite sync") == {"syncwrite"}
-
-
-def test_no_other_shells() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "btrfs_ublk.cli.main",
-        *shlex.split("completion csh"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and "bash" in done.stderr and done.stdout == ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 from click.testing import CliRunner, Result
@@ -15,7 +14,6 @@ from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.cli.image import command
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.image.store import IMAGES_VARIABLE
-from btrfs_ublk.volume.definition import VolumeDefinition
 
 registry = registry_fixture(tls=True)
 
@@ -83,50 +81,8 @@ def test_from_a_layout_to_another_machine(registry: Registry, tmp_path: Path) ->
     assert found["pinned"] and found["names"] == [name]
 
 
-def test_push_wants_a_tag_and_a_layout(tmp_path: Path) -> None:
-    digest = f"sha256:{'0' * 64}"
-    assert "name a tag" in str(
-        refusal("push", "oci:here", f"registry.example.org/a@{digest}").hint
-    )
-    assert "is no OCI image layout" in str(
-        refusal("push", f"oci:{tmp_path}", "registry.example.org/a:b")
-    )
-    assert refusal("inspect", "no-name").exit_status == 2
-    assert "oci:DIRECTORY[:TAG]" in str(refusal("inspect", "no-name").hint)
-
-
-def test_commit_makes_an_image_or_a_delta(tmp_path: Path) -> None:
-    both = refusal("commit", "a", "b", "-t", "oci:x", "--delta", tmp_path / "delta")
-    assert "not both" in both.message
-
-
-def test_an_image_that_is_sealed_only_has_no_layers(tmp_path: Path) -> None:
-    (tmp_path / "root").mkdir()
-    assert image("build", tmp_path / "root", "-o", tmp_path / "only").exit_code == 0
-    refused = refusal("build", f"oci:{tmp_path}/only", "-o", tmp_path / "again")
-    assert "is sealed only" in refused.message
-    assert "volume add-image" in str(refused.hint)
-
-
 def test_a_registry_without_tls_is_named_so(tmp_path: Path) -> None:
     with registry_server(tmp_path) as server:
         refused = refusal("inspect", f"{server.host}/app:1")
     assert "it speaks http, not https" in refused.message
     assert "--insecure" in str(refused.hint)
-
-
-def test_up_gives_the_volume_its_deadline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[float | None] = []
-
-    def up(name: str, definition: VolumeDefinition, **_: object) -> NoReturn:
-        found.append(definition.deadline_s)
-        raise BtrfsUblkError("it is only asked for")
-
-    monkeypatch.setattr("btrfs_ublk.volume.up_volume", up)
-    monkeypatch.setattr("btrfs_ublk.device.allow_fork", lambda: None)
-    words = ["up", "oci:/nowhere:1", "v", "--base", tmp_path / "volumes"]
-    for more in ([], ["--deadline", "60"], ["--deadline", "0"]):
-        refusal(*words, *more)
-    assert found == [30, 60, None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import re
 import subprocess
 import sys
@@ -26,15 +25,6 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=60,
     )
-
-
-def test_version_and_help() -> None:
-    lines = run("--version").stdout.splitlines()
-    assert lines[0] == f"btrfs-ublk {btrfs_ublk.__version__}"
-    assert lines[2].split() == ["kernel", platform.release()]
-    text = run("--help").stdout
-    assert "gc" in text and "seed" in text
-    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_every_helper_tells_its_version(need: Need) -> None:
@@ -61,42 +51,10 @@ def test_helpers_of_another_version_are_told(
     assert "pip install" in text
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["no-such-noun"], ["-v"], ["gc", "--no-such-option"], ["seed", "create"]],
-)
-def test_wrong_usage_is_status_2_on_stderr(arguments: list[str]) -> None:
-    done = run(*arguments)
-    assert done.returncode == 2
-    assert done.stdout == "" and "Error" in done.stderr
-
-
 class TestSeedCreate:
     @pytest.fixture(autouse=True)
     def _needs(self, need: Need) -> None:
         need(Helper(MKSEED))
-
-    def test_json(self, sparse_path: Path) -> None:
-        path = sparse_path / "seed.img"
-        done = run("seed", "create", path, "--virtual-data-size", "4E", "--json")
-        assert done.returncode == 0, done.stderr
-        seed = json.loads(done.stdout)
-        assert seed["path"] == str(path)
-        assert seed["virtual_data"]["size"] == 4 << 60
-
-    @pytest.mark.parametrize(
-        ("size", "message"),
-        [
-            ("4X", "--virtual-data-size '4X' is not a size"),
-            ("9E", "size"),
-        ],
-    )
-    def test_wrong_sizes(self, sparse_path: Path, size: str, message: str) -> None:
-        path = sparse_path / "seed.img"
-        done = run("seed", "create", path, "--virtual-data-size", size)
-        assert done.returncode == 2
-        assert message in done.stderr and "Traceback" not in done.stderr
-        assert list(sparse_path.iterdir()) == []
 
     def test_description_of_a_lazy_device(self, sparse_path: Path) -> None:
         image, path = sparse_path / "seed.img", sparse_path / "device.json"

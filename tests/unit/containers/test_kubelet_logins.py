@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 from support.kubelet import answer, configuration
 from support.registry import USER
 from support.waiting import wait_until
@@ -176,35 +173,3 @@ def test_what_is_wrong_is_said(old: str, new: str, what: str, tmp_path: Path) ->
     file.write_text(file.read_text().replace(old, new))
     with pytest.raises(UsageError, match=what):
         read_plugins(file, tmp_path)
-
-
-def test_a_configuration_that_may_not_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(path: Path, **_: object) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-
-    file = configuration(tmp_path, "*")
-    monkeypatch.setattr(Path, "is_dir", refuse)
-    with pytest.raises(UsageError, match="cannot read .*: Permission denied"):
-        read_plugins(file, tmp_path)
-
-
-def test_a_directory_of_configurations(tmp_path: Path) -> None:
-    directory = tmp_path / "providers"
-    directory.mkdir()
-    with pytest.raises(UsageError, match="has no file"):
-        read_plugins(directory, tmp_path)
-    file = configuration(tmp_path, "*.example.org")
-    text = file.read_text()
-    for number, ending in ((2, "yaml"), (1, "yml"), (3, "txt")):
-        (tmp_path / f"plugin{number}").symlink_to("plugin")
-        other = text.replace("name: plugin", f"name: plugin{number}")
-        (directory / f"{number}.{ending}").write_text(other)
-    found = [x.program.name for x in read_plugins(directory, tmp_path)]
-    assert found == ["plugin1", "plugin2"]
-    (directory / "4.json").write_text(json.dumps(yaml.safe_load(other)))
-    assert len(read_plugins(directory, tmp_path)) == 3
-    (directory / "5.yaml").write_text(text.replace("name: plugin", "name: plugin1"))
-    with pytest.raises(UsageError, match="'plugin1', which there is already"):
-        read_plugins(directory, tmp_path)

@@ -7,21 +7,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from btrfs_ublk.cli.prefetch import command as prefetch
 from btrfs_ublk.cli.trace import command as trace
-from btrfs_ublk.content import MapClient
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.errors import BtrfsUblkError
 
 NAME = "prefetched"
-
-
-@pytest.mark.parametrize("instead", ["--status", "--cancel"])
-@pytest.mark.parametrize("words", ["--rate 1M", "--concurrency 2", "--no-wait"])
-def test_refuses_what_would_do_nothing(instead: str, words: str) -> None:
-    argv = [NAME, instead, *words.split()]
-    done = CliRunner().invoke(prefetch, argv, standalone_mode=False)
-    assert isinstance(done.exception, UsageError)
-    assert "for a prefetch that begins" in str(done.exception)
 
 
 class Client:
@@ -38,16 +27,6 @@ class Client:
             raise BtrfsUblkError("the recording is over")
         self.stopped += stop
         return {"reads": [], "units": 0, "lost": 0, "seconds": 0.5}
-
-
-def test_a_server_of_0_1_0_knows_no_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def request(_client: MapClient, _name: str, **keys: object) -> dict[str, Any]:
-        if "unit" in keys:
-            raise UsageError('unknown key "unit"')
-        return {"id": keys["limit"]}
-
-    monkeypatch.setattr(MapClient, "_request", request)
-    assert MapClient.__new__(MapClient).trace_start(limit=3) == (3, None)
 
 
 @pytest.mark.parametrize(

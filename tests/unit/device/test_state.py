@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +17,6 @@ import pytest
 from btrfs_ublk.base.process import ProcessIdentity, RunningServer
 from btrfs_ublk.base.signals import Interrupted, interruptible
 from btrfs_ublk.device import lifecycle
-from btrfs_ublk.device.front_ends import front_end_of
 from btrfs_ublk.device.locks import Lock, holder_of, is_locked, lock_file
 from btrfs_ublk.device.logbook import Logbook
 from btrfs_ublk.device.state import (
@@ -26,7 +24,6 @@ from btrfs_ublk.device.state import (
     DeviceDirectory,
     DeviceSpec,
     DeviceState,
-    FrontEnd,
     StateError,
     check_name,
     device_directories,
@@ -41,7 +38,6 @@ from btrfs_ublk.server.description import (
     ZeroSegment,
 )
 from btrfs_ublk.supervision import client
-from btrfs_ublk.volume.store import VOLUMES_VARIABLE
 
 SPEC = DeviceSpec(name="one", tag="0123456789abcdef", front_end="fuse", size_bytes=4096)
 
@@ -161,16 +157,6 @@ def test_a_link_is_no_directory(one: DeviceDirectory) -> None:
         device_directory("two").check()
 
 
-def test_only_devices_are_listed(one: DeviceDirectory) -> None:
-    (one.path.parent / ".two.half").mkdir()
-    assert [directory.name for directory in device_directories()] == ["one"]
-
-
-def test_no_device_of_that_name(devices: Path) -> None:
-    with pytest.raises(UsageError, match="no device 'two'"):
-        device_directory("two").check()
-
-
 def test_a_lock_is_held_once(one: DeviceDirectory) -> None:
     with lock_file(one.lock) or pytest.fail("locked") as held:
         assert held.fileno() >= 0 and is_locked(one.lock)
@@ -241,59 +227,6 @@ def test_a_signal_as_a_device_is_made(
     assert list(device_directories()) == []
 
 
-def test_one_supervisor_after_the_other(
-    supervised: DeviceDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """systemd may start them again and again: in time, that is told."""
-    ended: list[ProcessIdentity] = []
-
-    def end(supervisor: ProcessIdentity) -> None:
-        ended.append(supervisor)
-        assert len(ended) < 20, "there is no deadline"
-
-    monkeypatch.setattr(client, "end_supervisor", end)
-    with pytest.raises(BtrfsUblkError, match="another command works on device one"):
-        client.detach_supervisor(supervised, timeout_s=0.3)
-    assert ended
-
-
-@pytest.mark.parametrize(
-    ("script", "said"),
-    [
-        ("exit 0", "the daemon ends as soon as it is started"),
-        ("echo early >&2; echo last >&2", r"is started\n  early\n  last"),
-        ("echo no module >&2; exit 4", r"exited with status 4: .*\n  no module"),
-        ("kill -KILL $$", "was ended by SIGKILL"),
-    ],
-)
-def test_a_program_that_starts_no_supervisor(
-    one: DeviceDirectory, tmp_path: Path, script: str, said: str
-) -> None:
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\n{script}\n")
-    python.chmod(0o755)
-    with lock_file(one.lock) or pytest.fail("locked") as lock:
-        with pytest.raises(BtrfsUblkError, match=said) as error:
-            client.have_daemon_supervise(one.path, lock.fileno(), str(python))
-    assert f"{python} -P -m btrfs_ublk.daemon --check" in (error.value.hint or "")
-
-
-def test_a_supervisor_that_ends_as_it_is_looked_at(
-    one: DeviceDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it noted last is told, though its state was read before that."""
-    state = DeviceState(status="starting", supervisor=ProcessIdentity.of_self())
-    one.write_state(state)
-
-    def ended(_: ProcessIdentity) -> bool:
-        one.write_state(state.but(status="failed", reason="bad data", exit_status=2))
-        return False
-
-    monkeypatch.setattr(ProcessIdentity, "is_alive", ended)
-    with pytest.raises(UsageError, match="device one: bad data"):
-        client.wait_until_serving(one, ProcessIdentity.of_self(), timeout_s=5)
-
-
 def test_the_log_stays_small(tmp_path: Path) -> None:
     log = Logbook(tmp_path / "log")
     assert log.size() == 0 and log.since(0) == []
@@ -330,15 +263,6 @@ def test_what_no_device_can_be(options: dict[str, object], match: str) -> None:
         DeviceSpec(**keys | options).check()  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("front_end", ["fuse", "ublk"])
-def test_auto_may_be_no_recovery(front_end: FrontEnd) -> None:
-    """A writable device, say, on a kernel that cannot send requests again."""
-    spec = replace(SPEC, front_end=front_end, read_only=False)
-    device = front_end_of(spec, DeviceState())
-    assert not device.outlives_servers({"recovery": "none"})
-    assert device.outlives_servers({"recovery": "reissue"})
-
-
 def test_a_description_means_the_same_from_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,67 +275,3 @@ def test_a_description_means_the_same_from_anywhere(
     here = {"map": f"{tmp_path}/my.map", "cache": f"{tmp_path}/my.cache"}
     path = f"{tmp_path}/seed"
     assert found == (replace(file, path=path), uncached, replace(lazy, **here))
-
-
-def test_a_run_directory_by_another_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to("real")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(RUN_VARIABLE, "link/run")
-    devices = devices_directory(make=True)
-    assert devices == devices_directory() == tmp_path.resolve() / "real/run/devices"
-    script = "import sys; print(flush=True); sys.stdin.read()"
-    lock = lock_file(devices / "lock")
-    assert lock is not None
-    with (
-        lock,
-        subprocess.Popen(
-            [sys.executable, "-c", script],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=[lock.fileno()],
-        ) as holder,
-    ):
-        assert holder.stdout is not None
-        holder.stdout.readline()
-        assert holder_of(devices / "lock").pid == holder.pid
-        holder.communicate()
-
-
-#: Imports all before it gives root up: the package may be where others cannot read.
-AS_NOBODY = """
-import os, sys
-import btrfs_ublk.cli.main, btrfs_ublk.cli.device, btrfs_ublk.cli.map
-import btrfs_ublk.cli.volume, btrfs_ublk.device, btrfs_ublk.volume
-for package in (btrfs_ublk.device, btrfs_ublk.volume):
-    [getattr(package, name) for name in package.__all__]
-os.setgroups([]), os.setgid(65534), os.setuid(65534)
-sys.argv[0] = "btrfs-ublk"
-btrfs_ublk.cli.main.main()
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-@pytest.mark.parametrize(
-    ("words", "below"),
-    [
-        ("device list", ""),
-        ("volume up x", "below"),
-    ],
-)
-def test_others_are_told_that_it_takes_root(
-    words: str, below: str, tmp_path: Path
-) -> None:
-    tmp_path.chmod(0o700)  # as /var/lib/btrfs-ublk
-    variables = dict.fromkeys((RUN_VARIABLE, VOLUMES_VARIABLE), str(tmp_path / below))
-    done = subprocess.run(
-        [sys.executable, "-c", AS_NOBODY, *words.split()],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=os.environ | variables,
-    )
-    assert done.returncode == 3, done.stderr
-    assert "Traceback" not in done.stderr and "hint: run as root" in done.stderr

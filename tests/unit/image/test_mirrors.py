@@ -38,26 +38,6 @@ def write(certs: Path, name: str, text: str) -> None:
     (certs / name / "hosts.toml").write_text(text)
 
 
-@pytest.mark.parametrize(
-    ("about", "expected"),
-    [
-        ("https://m.example", ("m.example", "/v2", False)),
-        ("m.example:5000", ("m.example:5000", "/v2", False)),
-        ("https://m.example/v2/", ("m.example", "/v2", False)),
-        ("https://m.example/hub", ("m.example", "/hub/v2", False)),
-        ("http://localhost:5000", ("localhost:5000", "/v2", True)),
-        ("localhost:5000", ("localhost:5000", "/v2", True)),
-    ],
-)
-def test_where_a_mirror_is(
-    certs: Path, about: str, expected: tuple[str, str, bool]
-) -> None:
-    write(certs, "r.example", f'[host."{about}"]')
-    (one,) = registry_mirrors("r.example")
-    assert (one.host, one.path, one.insecure) == expected
-    assert one.resolves and one.namespace == "r.example"
-
-
 def test_what_a_mirror_says_of_itself(certs: Path) -> None:
     write(
         certs,

@@ -85,18 +85,6 @@ def test_unpacking_gives_the_same(
         assert stored == 4096 * sum(byte != 0 for byte in blocks.values())
 
 
-def test_a_local_part_of_256_gib_takes_its_blocks_only(tmp_path: Path) -> None:
-    seed = tmp_path / "seed"
-    with open(seed, "wb") as file:
-        file.seek(256 * GIB)
-        file.write(b"s" * 4096)
-    path = packed(tmp_path, seed, Digests(0, 64 * KIB, b""))
-    header, _ = unpack(path, tmp_path / "again")
-    assert header.extents == ((256 * GIB, 4096),)
-    status = (tmp_path / "again").stat()
-    assert status.st_size == 256 * GIB + 4096 and status.st_blocks * 512 < MIB
-
-
 def keys_of_a_pack(**changed: Any) -> dict[str, Any]:
     units = hashlib.sha256(b"unit").digest()
     return {

@@ -27,7 +27,7 @@ from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.policy import Policy, RefusedImageError, Rule, read_policy
 from btrfs_ublk.image.pull import pull_image
 from btrfs_ublk.image.reference import Reference, parse_reference
-from btrfs_ublk.image.signature import read_key, signer_of
+from btrfs_ublk.image.signature import signer_of
 from btrfs_ublk.image.store import ImageStore
 from btrfs_ublk.image.transfer import push_image
 
@@ -126,15 +126,6 @@ def test_a_file_that_others_may_change_is_refused(tmp_path: Path) -> None:
     path.chmod(0o666)
     with pytest.raises(UsageError, match="can be changed by others"):
         read_policy(path)
-
-
-def test_what_is_no_key_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "key.pub"
-    with pytest.raises(UsageError, match="No such file"):
-        read_key(path)
-    path.write_text("no key")
-    with pytest.raises(UsageError, match="is no public key in PEM"):
-        read_key(path)
 
 
 def pushed(

@@ -7,49 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.images import tagged_image, tar_of
 from support.web_servers import response, scripted_server
 
-from btrfs_ublk.errors import CommandError, UsageError
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
-from btrfs_ublk.image.build import BuildOptions, BuiltImage, build_image
 from btrfs_ublk.image.connection import Connection
 from btrfs_ublk.volume import VolumeDefinition
 from btrfs_ublk.volume.image import refuse_other_access
-
-
-def built(
-    path: Path, options: BuildOptions = BuildOptions(compression="none")
-) -> BuiltImage:
-    source = tagged_image(path / "source", {"file": b"some bytes"})
-    return build_image(source, path / "made", options)
-
-
-@pytest.mark.parametrize("epoch", ["", "-1", "1.5", "²", "١", "1\n", "9" * 19])
-def test_an_epoch_that_is_no_number_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epoch: str
-) -> None:
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", epoch)
-    with pytest.raises(UsageError) as refused:
-        built(tmp_path)
-    assert f"SOURCE_DATE_EPOCH is {epoch!r}" in refused.value.message
-    assert refused.value.hint and "unset it" in refused.value.hint
-
-
-def test_what_mkimage_refuses_is_wrong_usage_in_its_words(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as refused:
-        built(tmp_path, BuildOptions(compression="zstd:99"))
-    assert "zstd:99" in refused.value.message
-    assert "btrfs-ublk-mkimage" not in refused.value.message
-    assert refused.value.message == refused.value.message.strip()
-
-
-def test_what_mkimage_cannot_do_is_a_failure(tmp_path: Path) -> None:
-    tar = tmp_path / "cut.tar"
-    tar.write_bytes(tar_of({"file": b"x" * 5000})[:2000])
-    with pytest.raises(CommandError, match="the tar is damaged") as failed:
-        build_image(tar, tmp_path / "made", BuildOptions())
-    assert "btrfs-ublk-mkimage" not in failed.value.message
 
 
 @pytest.mark.parametrize(

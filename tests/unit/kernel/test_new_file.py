@@ -19,7 +19,6 @@ from support.processes import killed_at_event
 from btrfs_ublk.base.gc import collect
 from btrfs_ublk.base.signals import interruptible
 from btrfs_ublk.content.digests import digest_file
-from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.new_file import new_file, write_new
 
 pytestmark = pytest.mark.data
@@ -54,33 +53,6 @@ class TestNewFile:
             assert path.read_bytes() == b"text"
             assert stat.S_IMODE(path.stat().st_mode) == 0o640
         assert os.listdir(tmp_path) == ["new"]
-
-    def test_it_has_one_name_where_it_replaces_nothing(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Whoever is killed between two names leaves the first one."""
-        named: list[str] = []
-        link = os.link
-
-        def note(source: str, name: str, **keys: Any) -> None:
-            named.append(name)
-            link(source, name, **keys)
-
-        monkeypatch.setattr(os, "link", note)
-        write_new(tmp_path / "new", b"text", replace=True)
-        assert named in (["new"], [])  # without O_TMPFILE, it is no link
-        assert (tmp_path / "new").read_bytes() == b"text"
-
-    def test_errors_name_it(self, tmp_path: Path) -> None:
-        path = tmp_path / "new"
-        with pytest.raises(OSError, match="full") as failed:
-            with new_file(path):
-                raise OSError(errno.ENOSPC, "full")
-        assert failed.value.filename == str(path)
-        with pytest.raises(NotADirectoryError) as failed:
-            (tmp_path / "file").touch()
-            write_new(tmp_path / "file" / "new", b"")
-        assert str(failed.value.filename).startswith(str(tmp_path / "file"))
 
     def test_what_is_there_stays(self, tmp_path: Path) -> None:
         path = tmp_path / "there"
@@ -157,20 +129,6 @@ class TestNewFile:
             if not was_killed:
                 break
         assert found
-
-    def test_without_a_place_for_ledgers(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A user who has no home can write a file all the same."""
-
-        def refuse() -> None:
-            raise BtrfsUblkError("no state directory")
-
-        monkeypatch.setattr("btrfs_ublk.kernel.new_file.process_ledger", refuse)
-        path = tmp_path / "file"
-        path.write_bytes(b"before")
-        write_new(path, b"after", replace=True)
-        assert path.read_bytes() == b"after" and os.listdir(tmp_path) == ["file"]
 
     def test_the_umask_is_kept(self, tmp_path: Path) -> None:
         before = os.umask(0o027)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -14,7 +12,6 @@ import pytest
 from support.needs import Need
 from support.paths import PROJECT
 
-from btrfs_ublk import api
 from btrfs_ublk.base.capabilities import Program
 from btrfs_ublk.cli.main import command as root
 from btrfs_ublk.ops.manual import SETTINGS_COMMAND, man_pages, with_settings
@@ -30,20 +27,6 @@ def test_the_table_of_settings_is_current() -> None:
     found = re.findall(r"^\| `(\w+)` \| `--([a-z-]+)` \|", written, re.M)
     assert [key for key, _ in found] == [key for key in SETTINGS if key != "file"]
     assert all(option == key.replace("_", "-") for key, option in found)
-
-
-def test_pydoc_tells_of_the_whole_python_api() -> None:
-    """Documents name it as the reference."""
-    text = subprocess.run(
-        [sys.executable, "-m", "pydoc", "btrfs_ublk.api"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    ).stdout
-    missing = [name for name in api.__all__ if not re.search(rf"\b{name}\b", text)]
-    assert not missing
-    assert "parse_size(text: 'str', *, what: 'str' = 'size') -> 'int'" in text
 
 
 def test_every_noun_has_a_page() -> None:
@@ -78,15 +61,3 @@ def test_page_is_valid(name: str, tmp_path: Path, need: Need) -> None:
     assert "\\[" not in words
     for heading in ("NAME", "SYNOPSIS", "DESCRIPTION", "EXIT STATUS", "SEE ALSO"):
         assert heading in words
-
-
-def test_pages_are_written(tmp_path: Path) -> None:
-    directory = tmp_path / "share" / "man1"
-    subprocess.run(
-        [sys.executable, "-m", "btrfs_ublk.ops.manual", "man", directory],
-        check=True,
-        env=os.environ | {"SOURCE_DATE_EPOCH": "1767312000"},
-        timeout=60,
-    )
-    written = {path.name: path.read_text() for path in directory.iterdir()}
-    assert written == _PAGES

@@ -51,11 +51,6 @@ def tsv(rows: Sequence[MapRow]) -> str:
     return "".join(line + "\n" for line in lines)
 
 
-def test_good_maps_pass_every_rule() -> None:
-    mapped(good_rows()).assert_plain()
-    mapped(plain_rows()).assert_plain()
-
-
 Check = Callable[[PhysicalMap], object]
 
 #: The row (from 0) to change, how, the rule that it then breaks, and its assertion.
@@ -131,27 +126,6 @@ def test_shared_extents_must_be_covered_once_and_in_order() -> None:
     assert number([*rows[:3], replace(rows[3], file_size=2 * MIB)]) == 4
 
 
-def test_totals_must_be_equal() -> None:
-    mapped(good_rows()).assert_equal_totals()
-    for wrong in (
-        good_rows()[:3],
-        [replace(plain_rows()[0], physical_size=BLOCK)],
-    ):
-        with pytest.raises(MappingError, match="equal totals.* bytes of file"):
-            mapped(wrong).assert_equal_totals()
-
-
-def test_an_empty_map() -> None:
-    empty = mapped([])
-    with pytest.raises(MappingError, match="no extents"):
-        empty.assert_not_empty()
-    with pytest.raises(MappingError, match="no extents"):
-        empty.assert_virtual_data(size_bytes=0)
-    for check in (empty.assert_one_run, empty.assert_rising, empty.assert_aligned):
-        check()
-    assert empty.largest_contiguous_run() == (0, 0, 0)
-
-
 def test_numbers_at_the_limit_do_not_run_over() -> None:
     """Offsets that do not fit into 63 bits are compared row by row."""
     top = 1 << 63
@@ -175,15 +149,6 @@ def test_a_seed_of_four_exbibytes() -> None:
     assert found == ContiguousRun(0, BASE, 4 * EIB)
 
 
-def test_virtual_data_must_have_its_size_and_place() -> None:
-    plain = mapped(plain_rows())
-    assert plain.assert_virtual_data(size_bytes=5 * MIB).physical_offset == BASE
-    with pytest.raises(MappingError, match=f"{5 * MIB} bytes, not {4 * MIB}"):
-        plain.assert_virtual_data(size_bytes=4 * MIB)
-    with pytest.raises(MappingError, match=f"begins at device offset {BASE}, not 0"):
-        plain.assert_virtual_data(size_bytes=5 * MIB, device_offset=0)
-
-
 def test_virtual_data_in_several_runs() -> None:
     gap = [*plain_rows()[:4], row(4 * MIB, MIB, BASE + 90 * MIB)]
     with pytest.raises(MappingError, match="must be contiguous"):
@@ -193,20 +158,6 @@ def test_virtual_data_in_several_runs() -> None:
     more = [*gap, row(5 * MIB, MIB, BASE + 99 * MIB)]
     with pytest.raises(MappingError, match="must be contiguous"):
         mapped(more).assert_virtual_data(size_bytes=6 * MIB, whole=False)
-
-
-def test_the_largest_run_counts_only_plain_pieces() -> None:
-    assert mapped(good_rows()).largest_contiguous_run() == (0, BASE, 6 * MIB)
-    rows = [
-        row(0, MIB, BASE, devid=2),
-        row(MIB, MIB, BASE + MIB),
-        row(2 * MIB, 9 * MIB, BASE + 2 * MIB, extent_type="prealloc"),
-        row(11 * MIB, 2 * MIB, BASE + 11 * MIB),
-        row(13 * MIB, 9 * MIB, BASE + 13 * MIB, physical_size=MIB),
-        row(30 * MIB, 2 * MIB, BASE + 15 * MIB),
-    ]
-    assert mapped(rows).largest_contiguous_run() == (11 * MIB, BASE + 11 * MIB, 2 * MIB)
-    assert mapped(rows[2:3]).largest_contiguous_run() == (0, 0, 0)
 
 
 @st.composite
@@ -345,14 +296,6 @@ def test_malformed_rows_are_named(line: str) -> None:
     with pytest.raises(MappingError) as caught:
         PhysicalMap.parse_tsv(f"{TSV_HEADER}\n{GOOD_LINE}{line}{GOOD_LINE}")
     assert (caught.value.rule, caught.value.row_number) == ("form", 2)
-
-
-@pytest.mark.parametrize("text", ["", "x\n", TSV_HEADER, GOOD_LINE])
-def test_other_text_is_refused(text: str) -> None:
-    with pytest.raises(MappingError, match="not the output"):
-        PhysicalMap.parse_tsv(text)
-    with pytest.raises(MappingError, match="not the output"):
-        PhysicalMap.parse_tsv(f"{TSV_HEADER}\n{GOOD_LINE[:-1]}")
 
 
 def test_other_binary_data_is_refused() -> None:

@@ -95,14 +95,6 @@ def test_every_byte_of_the_device_is_what_it_should_be(tmp_path: Path) -> None:
         assert description.content(start, length) == expected
 
 
-def test_what_is_not_stored_reads_as_zeroes(tmp_path: Path) -> None:
-    image = tmp_path / "seed"
-    image.write_bytes(b"x" * 10 * MIB)
-    description = make(image, local_bytes=10 * MIB).description([])
-    assert description.content(9 * MIB, 2 * MIB) == b"x" * MIB + bytes(MIB)
-    assert description.content(51 * MIB, 3 * MIB) == bytes(3 * MIB)
-
-
 @pytest.mark.parametrize(
     "runs",
     [
@@ -130,10 +122,3 @@ def test_the_map_has_to_say_the_same(tmp_path: Path) -> None:
     ):
         with pytest.raises(MappingError):
             virtual.assert_matches(wrong)
-
-
-def test_runs_of_a_map() -> None:
-    assert rows(*RUNS).contiguous_runs() == list(RUNS)
-    assert rows(RUNS[0]).contiguous_runs() == [RUNS[0]]
-    with pytest.raises(MappingError, match="contiguous runs"):
-        rows().contiguous_runs()

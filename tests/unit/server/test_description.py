@@ -95,16 +95,6 @@ def test_gaps_are_filled_and_nothing_else(
     assert extra <= {gaps}
 
 
-def test_the_example_of_the_documents() -> None:
-    description = Description.from_json(EXAMPLE)
-    assert [segment.kind for segment in description.segments] == [
-        "file",
-        "zero",
-        "memset",
-    ]
-    assert description.read_only
-
-
 def changed(**changes: Any) -> str:
     """The example, with keys of the first segment (or _keys of the whole) changed."""
     keys = json.loads(EXAMPLE)
@@ -200,19 +190,6 @@ PAIR = [ZeroSegment(offset=0, length=BLOCK), ErrorSegment(offset=BLOCK, length=B
 def pair_and(*segments: Segment, read_only: bool = True) -> Description:
     every = [*PAIR, *segments]
     return Description(every[-1].end, every, read_only)
-
-
-@pytest.mark.parametrize(
-    "larger",
-    [
-        pair_and(),
-        pair_and(MemsetSegment(offset=2 * BLOCK, length=BLOCK, byte=1)),
-        Description(3 * BLOCK, [PAIR[0], ErrorSegment(offset=BLOCK, length=2 * BLOCK)]),
-    ],
-    ids=["the same", "one more segment", "a longer last segment"],
-)
-def test_a_device_may_grow(larger: Description) -> None:
-    pair_and().check_growth(larger)
 
 
 @pytest.mark.parametrize(

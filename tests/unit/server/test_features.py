@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from btrfs_ublk.base.capabilities import UBLK
 from btrfs_ublk.base.helpers import SERVER, helper_path
-from btrfs_ublk.cli.main import command
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.server import Description, ErrorSegment, PatternSegment
-from btrfs_ublk.server.features import kernel_features, parse_features
-from btrfs_ublk.units import MIB
+from btrfs_ublk.server.features import parse_features
 
 
 def run_server(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -39,15 +34,6 @@ def test_every_feature_has_a_reason_and_is_told_once() -> None:
             assert feature.reason and feature.used in ("always", "asked", "never")
             assert about.available or not feature.offered
         assert about.available or (about.reason and about.hint)
-
-
-def test_the_command_says_what_is_missing() -> None:
-    done = CliRunner().invoke(command, ["features"])
-    assert done.exit_code == 0, done.output
-    assert "no-auto-part-scan" in done.output and "clone-fd" in done.output
-    ublk = kernel_features()[0][0]
-    assert ("not on this kernel" in done.output) == (not ublk.available)
-    assert len(done.output.splitlines()[0]) <= 80
 
 
 @pytest.mark.parametrize("document", [{"ublk": {}}, {"ublk": 1}, {"ublk": None}])
@@ -75,19 +61,3 @@ def test_what_cannot_be_switched_is_wrong_usage(
     done = run_server(*arguments)
     assert done.returncode == 2
     assert message in done.stderr
-
-
-def test_the_driver_is_not_fuse(tmp_path: Path) -> None:
-    path = tmp_path / "description.json"
-    path.write_text(FAILING.to_json())
-    option = ("--no-feature", "no-auto-part-scan")
-    done = run_server("--front-end", "fuse", *option, str(path))
-    assert done.returncode == 1
-    assert "for the ublk driver" in done.stderr
-
-
-#: Nothing but what a scan for partitions would look at, and stumble over.
-FAILING = Description(
-    2 * MIB,
-    [ErrorSegment(offset=0, length=MIB), PatternSegment(offset=MIB, length=MIB)],
-)

@@ -78,31 +78,6 @@ class TestHistogram:
             assert latency.percentile_ns(percent) == found
         assert latency.percentile_ns(100) == latency.max_ns
 
-    @pytest.mark.parametrize("power", [6, 7, 20, 36, 37])
-    def test_a_bound_belongs_to_its_bucket(
-        self, sanitized_build: Path, power: int
-    ) -> None:
-        step = 2 ** (power - 3)
-        bounds = [2**power + step * part for part in range(9)]
-        _, latency = histogram(
-            sanitized_build,
-            [(bound + more, 1) for bound in bounds for more in (-1, 0, 1)],
-        )
-        found = [bound for bound, _ in latency.buckets]
-        if power < 37:
-            assert found[:9] == bounds
-            assert [count for _, count in latency.buckets[1:9]] == [3] * 8
-        else:
-            assert found == [2**37, 2**64 - 1]
-
-    def test_the_sum_of_two_and_what_came_after_the_first(self) -> None:
-        first = Latency(sum_ns=300, max_ns=110, buckets=((96, 2), (112, 1)))
-        second = Latency(sum_ns=1200, max_ns=1100, buckets=((112, 1), (1152, 1)))
-        both = first + second
-        assert both == Latency(1500, 1100, ((96, 2), (112, 2), (1152, 1)))
-        assert both.since(first) == second
-        assert both.since(second).max_ns == 112 and both.since(both) == Latency()
-
 
 def exact(durations: list[tuple[int, int]], rank: int) -> int:
     below = 0
@@ -148,17 +123,6 @@ class TestEngine:
         assert (stats.reads, stats.errors, stats.refused) == (5, 2, 1)
         assert [queue.in_flight for queue in stats.queues] == [0]
         assert [queue.max_in_flight for queue in stats.queues] == [1]
-
-    def test_writes_to_a_read_only_device_are_no_kind_s(
-        self, sanitized_build: Path
-    ) -> None:
-        description = describe({"kind": "zero", "length": BLOCK})
-        with engine_shell(sanitized_build, description) as shell:
-            assert shell.request(f"write 0 {BLOCK} 7") == errno.EROFS
-            assert shell.request(f"discard 0 {BLOCK}") == errno.EROFS
-            stats = ServerStats.parse(shell.stats())
-        assert (stats.errors, stats.refused) == (2, 2)
-        assert (stats.writes, stats.discards, stats.kinds["zero"].errors) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(

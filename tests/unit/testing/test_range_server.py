@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from btrfs_ublk.testing.range_server_fixtures import RangeServer, range_server
+from btrfs_ublk.testing.range_server_fixtures import RangeServer
 
 DATA = bytes(range(256)) * 4
 Headers = dict[str, str]
@@ -92,14 +92,6 @@ def test_nothing_else_is_served(
     assert ask(connection)[0] == 200
 
 
-def test_it_serves_a_directory_that_is_given(tmp_path: Path) -> None:
-    (tmp_path / "a b").mkdir()
-    (tmp_path / "a b" / "ü").write_bytes(b"x")
-    with range_server(tmp_path, log=tmp_path / "log", timeout_s=30) as server:
-        argv = ["curl", "-sf", server.url("a b/ü")]
-        assert subprocess.run(argv, capture_output=True, timeout=20).stdout == b"x"
-
-
 def test_a_file_that_becomes_shorter_ends_the_connection(
     connection: http.client.HTTPConnection, server: RangeServer
 ) -> None:
@@ -136,16 +128,3 @@ def test_it_survives_nothing(how: str, tmp_path: Path) -> None:
         assert process.stdout.read() == b""
         said = process.stderr.read().decode()
     assert said.strip() == "range_server: interrupted"
-
-
-def test_a_port_that_is_taken_is_an_error(server: RangeServer, tmp_path: Path) -> None:
-    port = server.base_url.rstrip("/").rpartition(":")[2]
-    module = "btrfs_ublk.testing.range_server"
-    result = subprocess.run(
-        [sys.executable, "-m", module, str(tmp_path), "--port", port],
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    assert result.returncode == 1
-    assert f"port {port}: {os.strerror(98)}" in result.stderr

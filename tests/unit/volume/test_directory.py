@@ -18,19 +18,15 @@ from support.processes import killed_at_event
 from btrfs_ublk.base.signals import interruptible
 from btrfs_ublk.cli.gc import command as gc_command
 from btrfs_ublk.cli.volume import command
-from btrfs_ublk.device import locks
-from btrfs_ublk.device.locks import registry_locked
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.units import MIB
+from btrfs_ublk.errors import UsageError
 from btrfs_ublk.volume import (
-    Volumes,
     down_volume,
     find_definition,
     list_volumes,
     remove_volume,
     show_volume,
 )
-from btrfs_ublk.volume.make import prepare_sprout, remove_halves
+from btrfs_ublk.volume.make import remove_halves
 from btrfs_ublk.volume.store import VOLUMES_VARIABLE, Session, VolumeDirectory
 
 HALF = ".kept.0123456789abcdef"
@@ -144,17 +140,6 @@ def test_what_a_killed_removal_left_is_removed(base: Path, by: str) -> None:
     assert number > 15
 
 
-def test_gc_tells_what_it_did_before_it_failed(
-    base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (base / HALF).mkdir()
-    monkeypatch.setattr(locks, "_REGISTRY_TIMEOUT_S", 0.1)
-    with registry_locked(base):  # a volume is being made, say
-        done = CliRunner().invoke(gc_command, ["--json"], standalone_mode=False)
-    assert isinstance(done.exception, BtrfsUblkError)
-    assert json.loads(done.output)["volumes"] == []
-
-
 def test_what_a_killed_writer_left_goes_with_the_next_lock(base: Path) -> None:
     volume = VolumeDirectory(base / "kept")
     volume.path.mkdir(mode=0o700)
@@ -168,34 +153,3 @@ def test_what_a_killed_writer_left_goes_with_the_next_lock(base: Path) -> None:
         if not was_killed:
             break
     assert ".session.json.new" in lefts
-
-
-def test_where_a_sprout_cannot_be_made(base: Path) -> None:
-    """It is told as what it is."""
-    volume = VolumeDirectory(base)
-    volume.sprouting.touch()
-    with pytest.raises(BtrfsUblkError, match=f"cannot sprout in {base}: File exists"):
-        prepare_sprout(volume, MIB)
-
-
-def test_volumes_of_a_directory_are_objects(base: Path) -> None:
-    for name in ("b", "a"):
-        (base / name).mkdir(mode=0o700)
-        (base / name / "volume.json").touch()
-    for volumes in (Volumes(), Volumes(base)):
-        assert [volume.name for volume in volumes] == ["a", "b"]
-        assert [status.state for status in volumes.list()] == ["damaged"] * 2
-        assert "a" in volumes and volumes.get("a") in volumes and "c" not in volumes
-        assert volumes.get("a").exists() and not volumes.get("c").exists()
-        assert volumes.get("a").status().state == "damaged"
-        with pytest.raises(UsageError, match="'../a' cannot be the name"):
-            volumes.get("../a")
-    missing = Volumes(base).get("c")
-    for use in (missing.down, missing.remove, missing.status):
-        with pytest.raises(UsageError, match="there is no volume 'c'"):
-            use()
-    with pytest.raises(UsageError, match="has no device"):
-        missing.map()
-    assert missing.definition().file is None
-    Volumes(base).get("b").remove()
-    assert [volume.name for volume in Volumes(base)] == ["a"]
