@@ -71,14 +71,6 @@ def _executed() -> list[Parsed]:
     return [each for each in found if each is not None]
 
 
-def test_documents_have_commands() -> None:
-    """Else all the others would pass, whatever stands there."""
-    found = {str(parse(line.words)) for line in _LINES if _parsed(line.words)}
-    assert len(found) > 40
-    assert "btrfs-ublk seed create --metadata-only --virtual-data-size" in found
-    assert "scripts/demo" in found
-
-
 @pytest.mark.parametrize("document", documents(), ids=lambda path: path.name)
 def test_commands_are_as_the_program_has_them(document: Path) -> None:
     wrong = []
@@ -190,68 +182,3 @@ def test_scenario(
             timeout=_TIMEOUT_S,
         )
         assert done.returncode == status, f"{command}\n{done.stdout}{done.stderr}"
-
-
-class TestFinding:
-    """The tests above are worth what they find."""
-
-    @pytest.mark.parametrize(
-        ("text", "expected"),
-        [
-            ("```\nbtrfs-ublk gc   # remove\n```", ["btrfs-ublk gc"]),
-            ("```json\nbtrfs-ublk gc\n```", []),
-            ("```sh\nsudo X=1 btrfs-ublk top | cat && a\n```", ["btrfs-ublk top"]),
-            ("```\n.venv/bin/btrfs-ublk gc > x\n```", [".venv/bin/btrfs-ublk gc"]),
-            ("```\nbtrfs-ublk a \\\n  --b\n```", ["btrfs-ublk a --b"]),
-            ("```\nbtrfs-ublk a 'b\nc'\n```", ["btrfs-ublk a b\nc"]),
-            (
-                "```console\n$ btrfs-ublk a\nbtrfs-ublk printed\n$ x << E\n> y\n```",
-                ["btrfs-ublk a"],
-            ),
-            (
-                "```\nscripts/vm --kernel 6.12 -- btrfs-ublk top\n```",
-                ["scripts/vm --kernel 6.12", "btrfs-ublk top"],
-            ),
-            (
-                '```\neval "$(btrfs-ublk completion bash)"\n```',
-                ["btrfs-ublk completion bash"],
-            ),
-        ],
-    )
-    def test_blocks(
-        self,
-        text: str,
-        expected: list[str],
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        monkeypatch.setattr("support.documents.PROJECT", tmp_path)
-        path = tmp_path / "x.md"
-        path.write_text(f"words\n{text}\n")
-        assert [" ".join(line.words) for line in lines_of(path)] == expected
-
-    @pytest.mark.parametrize(
-        ("line", "why"),
-        [
-            ("btrfs-ublk no-such", "no command"),
-            ("btrfs-ublk seed", "needs a verb"),
-            ("btrfs-ublk seed no-such", "no command"),
-            ("btrfs-ublk seed create x --no-such", "No such option"),
-            ("btrfs-ublk seed create", "PATH is missing"),
-            ("btrfs-ublk seed create a b", "unexpected"),
-            ("btrfs-ublk seed create a --label", "requires an argument"),
-            ("btrfs-ublk seed create a --chunks many", "not one of"),
-            ("btrfs-ublk completion csh", "not one of"),
-            ("scripts/vm --no-such", "knows no --no-such"),
-            ("scripts/no-such", "there is no"),
-        ],
-    )
-    def test_what_is_wrong(self, line: str, why: str) -> None:
-        with pytest.raises(WrongLine, match=why):
-            parse(tuple(line.split()))
-
-    def test_options_cover(self) -> None:
-        some = parse(("btrfs-ublk", "seed", "create", "x", "--force"))
-        more = parse(("btrfs-ublk", "seed", "create", "x", "--force", "--label", "y"))
-        assert more.covers(some) and not some.covers(more)
-        assert str(some) == "btrfs-ublk seed create --force"

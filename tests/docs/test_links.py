@@ -175,12 +175,6 @@ def test_no_conflict_is_left(document: Path) -> None:
     assert not re.findall(r"^(?:<{7} |>{7} |={7}$)", document.read_text(), re.M)
 
 
-def test_pictures_need_no_variables_of_css() -> None:
-    """Programs that are no browsers, such as librsvg, draw what has one in black."""
-    pictures = sorted((PROJECT / "docs").rglob("*.svg"))
-    assert pictures and not [x for x in pictures if "var(--" in x.read_text()]
-
-
 def test_all_variables_of_the_environment_are_told_of() -> None:
     told = (PROJECT / "docs/reference/environment.md").read_text()
     read = set()

@@ -127,16 +127,3 @@ def test_detaching_keeps_the_only_copy(
             Step(0, f"stat --format=%s {' '.join(map(str, files))}", ""), timeout_s=60
         )
     assert str(1 << 30) in sizes.split()
-
-
-def test_such_a_document_is_noticed(tmp_path: Path) -> None:
-    document = tmp_path / "harmful.md"
-    document.write_text("```console\n$ cp $UNSET_VARIABLE/data copy\n```\n")
-    with pytest.raises(AssertionError, match="where is it set"):
-        test_no_variable_is_taken_for_set(document)
-    document.write_text("```console\n$ until false; do sleep 1; done\n```\n")
-    with pytest.raises(AssertionError, match="use `for"):
-        test_no_loop_waits_for_ever(document)
-    document.write_text("$ rm -r /run/btrfs-ublk\n")
-    with pytest.raises(AssertionError, match="deletes what is mounted"):
-        test_no_volume_is_removed_through_its_mount(document)

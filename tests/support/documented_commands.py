@@ -191,10 +191,10 @@ ELSEWHERE = {
     ),
     "btrfs-ublk image warm --site": (
         "tests/unit/image/test_warm.py"
-        "::test_after_it_four_hosts_cost_the_registry_nothing"
+        "::test_after_it_hosts_cost_the_registry_nothing"
     ),
     "btrfs-ublk image warm --trace": (
-        "tests/unit/image/test_warm.py::test_only_what_a_trace_has_read"
+        "tests/unit/image/test_warm.py::test_what_a_trace_has_read_of_layers"
     ),
     "btrfs-ublk site-cache check --object --token-file": (
         "tests/system/sites/test_site_cache.py::test_the_command_says_what_is_wrong"

@@ -5,14 +5,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import stat
 import time
 from pathlib import Path
 
 import pytest
 from support.shells import (
     HEADER_BYTES,
-    CacheShell,
     cache_refusal,
     cache_shell,
     key_of,
@@ -86,25 +84,6 @@ def test_keeps_its_cap(sanitized_build: Path, tmp_path: Path) -> None:
         assert shell.stats()["bytes"] <= 3 * UNIT
 
 
-def test_counts_other_contents(sanitized_build: Path, tmp_path: Path) -> None:
-    """What no server has open counts, and goes, too."""
-    with cache_shell(sanitized_build, tmp_path) as shell:
-        shell.open(0, 8 * UNIT, UNIT)
-        for unit in range(8):
-            shell.ask("put 0", unit)
-    with cache_shell(sanitized_build, tmp_path, max_bytes=9 * UNIT) as shell:
-        shell.open(1, 8 * UNIT, UNIT)
-        assert shell.stats()["bytes"] == 8 * UNIT
-        for unit in range(8):
-            assert shell.ask("put 1", unit) == "ok"
-            shell.ask("sync")
-            # Wanted again: so it is the other's units that are wanted least.
-            shell.ask("read 1 0", unit)
-        shell.ask("sync")
-        assert shell.stats()["bytes"] <= 9 * UNIT
-        assert shell.stats()["evicted_units"] >= 7
-
-
 def test_keeps_what_is_pinned(sanitized_build: Path, tmp_path: Path) -> None:
     with cache_shell(sanitized_build, tmp_path, max_bytes=8 * UNIT) as shell:
         shell.open(0, 8 * UNIT, UNIT)
@@ -118,35 +97,6 @@ def test_keeps_what_is_pinned(sanitized_build: Path, tmp_path: Path) -> None:
         assert shell.ask("read 0 0 7") == "ok"
         (tmp_path / f"{key_of(0)}.pin").unlink()
         wait_until(lambda: shell.ask("put 1 0") == "ok")
-
-
-def test_leaves_a_reserve(sanitized_build: Path, tmp_path: Path) -> None:
-    room = os.statvfs(tmp_path)
-    everything = room.f_blocks * room.f_frsize
-    with cache_shell(sanitized_build, tmp_path, reserve_bytes=everything) as shell:
-        shell.open(0, SIZE, UNIT)
-        assert shell.ask("put 0 0") == f"error {errno.ENOSPC}"
-        assert shell.ask("read 0 0 0") == "miss"
-
-
-def hot_units_left(shell: CacheShell, hot: int) -> int:
-    return sum(shell.ask("read 0", unit, unit) == "ok" for unit in range(hot))
-
-
-def test_scan_leaves_what_is_used(sanitized_build: Path, tmp_path: Path) -> None:
-    """A scan of ten times the cache pushes out itself."""
-    hot, cap = 64, 128
-    with cache_shell(sanitized_build, tmp_path, max_bytes=cap * 4096) as shell:
-        shell.open(0, 2000 * 4096, 4096)
-        for unit in range(hot):
-            assert shell.ask("put 0", unit) == "ok"
-        # Uses count once a second.
-        for _ in range(3):
-            assert hot_units_left(shell, hot) == hot
-            time.sleep(1.2)
-        for unit in range(hot, hot + 10 * cap):
-            assert shell.ask("put 0", unit) == "ok"
-        assert hot_units_left(shell, hot) >= hot * 0.8
 
 
 @pytest.mark.parametrize("wrong", ["link", "file", "mode", "parent"])
@@ -164,12 +114,6 @@ def test_refuses_directories(sanitized_build: Path, tmp_path: Path, wrong: str) 
         directory = tmp_path / "missing" / "cache"
     assert str(directory) in cache_refusal(sanitized_build, directory)
     assert not (tmp_path / "missing").exists()
-
-
-def test_makes_its_directory_private(sanitized_build: Path, tmp_path: Path) -> None:
-    with cache_shell(sanitized_build, tmp_path / "cache") as shell:
-        shell.stats()
-        assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
 
 
 def make_unit(build: Path, directory: Path) -> None:
@@ -332,25 +276,6 @@ def test_rot_is_not_read(sanitized_build: Path, tmp_path: Path, what: str) -> No
         assert shell.ask("check 0").replace("m", "r") == "oorrooorooo"
 
 
-def test_makes_anew_what_is_older(sanitized_build: Path, tmp_path: Path) -> None:
-    """Version 1 had no sums."""
-    make_unit(sanitized_build, tmp_path)
-    header = bytearray(bits_file(tmp_path).read_bytes()[:HEADER_BYTES])
-    header[8] = 1
-    checksum = 0xCBF29CE484222325
-    for byte in header[:-8]:
-        checksum = (checksum ^ byte) * 0x100000001B3 % (1 << 64)
-    header[-8:] = checksum.to_bytes(8, "little")
-    overwrite(bits_file(tmp_path), 0, header)
-    overwrite(data_file(tmp_path), DATA_BYTES, header)
-    os.truncate(data_file(tmp_path), DATA_BYTES + HEADER_BYTES)
-    with cache_shell(sanitized_build, tmp_path) as shell:
-        assert shell.open(0, SIZE, UNIT) == "ok"
-        assert shell.ask("check 0") == "m" * 11
-        assert shell.ask("put 0 0") == "ok"
-        assert shell.ask("read 0 0 0") == "ok"
-
-
 def test_answers_while_a_content_is_opened(
     sanitized_build: Path, tmp_path: Path
 ) -> None:
@@ -385,16 +310,6 @@ def test_leaves_what_is_newer(sanitized_build: Path, tmp_path: Path) -> None:
     with cache_shell(sanitized_build, tmp_path) as shell:
         assert shell.open(0, SIZE, UNIT) == f"error {errno.EPROTONOSUPPORT}"
     assert bits_file(tmp_path).read_bytes() == before
-
-
-def test_refuses_another_shape(sanitized_build: Path, tmp_path: Path) -> None:
-    make_unit(sanitized_build, tmp_path)
-    with cache_shell(sanitized_build, tmp_path) as one:
-        one.open(0, SIZE, UNIT)
-        with cache_shell(sanitized_build, tmp_path) as other:
-            # In use as it is by somebody else.
-            assert other.open(0, SIZE, UNIT // 2) == f"error {errno.EBUSY}"
-        assert one.ask("read 0 0 0") == "ok"
 
 
 @pytest.mark.data

@@ -16,6 +16,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from support.needs import share_of
 from support.shells import HEADER_BYTES, CacheShell, key_of, start_shell
 
 from btrfs_ublk.units import KIB
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.data
 SOURCES = [(460 * 4 * KIB - 5, 4 * KIB), (5 * 64 * KIB + 1, 64 * KIB)]
 PLACES = [(0, unit) for unit in (0, 1, 2, 446, 447, 448, 459)]
 PLACES += [(1, unit) for unit in range(6)]
-STEPS = 3_000
+STEPS = share_of(20_000, least_percent=5)
 STEPS_EACH = 50
 
 places = st.sampled_from(PLACES)

@@ -168,14 +168,6 @@ def test_labels_of_the_building_machine_are_left_out(
     assert found == {name: kept[name] for name in kept if name in there}
 
 
-def test_labels_in_a_tar_are_kept(shell: Shell, tmp_path: Path) -> None:
-    """Whoever made it put them there for those who unpack it."""
-    header = entry("file")
-    header.pax_headers = {"SCHILY.xattr.security.selinux": LABEL.decode()}
-    (model,) = models(shell, f"tar:{make_tar(tmp_path / 'tar', header)}")
-    assert dict(tree_of(model)[b"file"].xattrs) == {b"security.selinux": LABEL}
-
-
 @as_root
 def test_acls_as_text(shell: Shell, in_memory: Path) -> None:
     """GNU tar's way of writing them, which has the mask in the mode."""
@@ -209,16 +201,6 @@ def make_tar(path: Path, *headers: Member) -> Path:
         for header in headers:
             tar.addfile(header, io.BytesIO(header.content))
     return path
-
-
-def test_names_that_are_not_utf8(shell: Shell, tmp_path: Path) -> None:
-    """Python writes them with hdrcharset=BINARY."""
-    odd = os.fsdecode(b"\xff\xfe" + b"x" * 200 + b"/" + b"\x80" * 120)
-    tar = make_tar(tmp_path / "tar", entry(odd, b"1"), link(odd + "l", odd), entry("é"))
-    (model,) = models(shell, f"tar:{tar}")
-    tree = tree_of(model)
-    assert tree.keys() >= {os.fsencode(odd), "é".encode()}
-    assert tree[os.fsencode(odd) + b"l"].target == os.fsencode(odd)
 
 
 @pytest.mark.parametrize(
@@ -299,13 +281,6 @@ def test_names_of_a_layer_begin_at_the_top(
         assert len(tree_of(model)[b"h"].names) == 2
 
 
-def test_the_top_has_what_its_entry_says(shell: Shell, tmp_path: Path) -> None:
-    for name in ("/", "//", "./", "a/..", ""):
-        layer = make_tar(tmp_path / "layer", directory(name, uid=7))
-        (model,) = models(shell, f"oci:{layer}")
-        assert {key: x.uid for key, x in tree_of(model).items()} == {b".": 7}
-
-
 def test_a_name_that_comes_twice(shell: Shell, tmp_path: Path) -> None:
     tar = make_tar(
         tmp_path / "tar",
@@ -381,14 +356,6 @@ def test_bombs(shell: Shell, tmp_path: Path) -> None:
     models(shell, "--max-inodes", "102", f"tar:{tar}")
     said = refusal(shell, "--max-inodes", "101", f"tar:{tar}")
     assert '"d/99": the image has more than 101 files and directories' in said
-
-
-def test_unreadable_directories(shell: Shell, tmp_path: Path) -> None:
-    assert f'"{tmp_path}/none": opening the directory: No such' in refusal(
-        shell, f"directory:{tmp_path}/none"
-    )
-    (tmp_path / "file").touch()
-    assert "Not a directory" in refusal(shell, f"directory:{tmp_path}/file")
 
 
 LOWER = [
@@ -477,14 +444,6 @@ def test_layers(
         assert tree_of(second)[b"third"].names == (b"file", b"other", b"third")
     root = after[()]
     assert root["inode"] == before[()]["inode"] == ROOT
-
-
-def test_whiteouts_that_remove_no_name(shell: Shell, tmp_path: Path) -> None:
-    for name in (".wh.", ".wh..", ".wh...", "d/.wh..."):
-        layer = make_tar(tmp_path / "layer", directory("d"), entry(name))
-        assert f'"{name}": a whiteout of' in refusal(shell, f"oci:{layer}")
-        if name.count("/") == 0:
-            models(shell, f"tar:{layer}")
 
 
 def test_layers_of_a_link_count(shell: Shell, tmp_path: Path) -> None:

@@ -124,8 +124,7 @@ def test_a_disk_that_syncs_slowly(sanitized_build: Path, tmp_path: Path) -> None
     # It has ended, although its cache has not: SHELL_TIMEOUT_S is less.
 
 
-@pytest.mark.parametrize("first", [1, 20])
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize(("first", "number"), [(1, errno.ENOSPC), (20, errno.EIO)])
 def test_a_disk_that_refuses(
     sanitized_build: Path, tmp_path: Path, first: int, number: int
 ) -> None:
@@ -185,36 +184,3 @@ def test_what_does_not_fit_is_dropped(served: Served) -> None:
         stats = fetcher(shell)
         assert stats["units_stored"] + stats["store_drops"] == SIZE // UNIT
         served.check(shell)
-
-
-def test_units_are_read_from_the_queue(served: Served) -> None:
-    with served.shell() as shell:
-        served.check(shell, 0, READ)
-        wait_until_cached(shell)
-        with locked(bits_of(served)):
-            for _ in range(3):
-                served.check(shell, READ, 8 * READ)
-            # With read-ahead; not what three times is.
-            assert fetcher(shell)["units_fetched"] < 2 * 8 * READ // UNIT
-
-
-def test_a_prefetch_waits_for_the_queue(served: Served) -> None:
-    with served.shell() as shell:
-        served.check(shell, 0, READ)
-        wait_until_cached(shell)
-        with locked(bits_of(served)):
-            shell.map_request("prefetch-start")
-            wait_until(lambda: fetcher(shell)["unstored_bytes"] >= 8 * UNIT)
-            served.check(shell, SIZE - 4 * READ, SIZE)
-        wait_until(lambda: prefetch(shell)["state"] == "done")
-        assert prefetch(shell)["uncached_units"] == 0
-        assert prefetch(shell)["failed_units"] == 0
-        wait_until_cached(shell)
-        before = fetcher(shell)["units_fetched"]
-        served.check(shell)
-        assert fetcher(shell)["units_fetched"] == before
-
-
-def prefetch(shell: EngineShell) -> dict[str, Any]:
-    state: dict[str, Any] = shell.stats()["lazy"][0]["prefetch"]
-    return state

@@ -21,10 +21,7 @@ from support.web_servers import (
     scripted_server,
 )
 
-from btrfs_ublk.content.cache import Cache
 from btrfs_ublk.content.completion import Completion
-from btrfs_ublk.errors import UsageError
-from btrfs_ublk.server import LazySegment
 from btrfs_ublk.units import KIB
 
 #: PREFETCH_AT_ONCE_DEFAULT in csrc/lazy/prefetch.h.
@@ -146,28 +143,6 @@ def test_what_fails_is_tried_again(
         assert state(shell).done_units == ORIGIN_UNITS
 
 
-@pytest.mark.thorough
-def test_what_has_no_room_is_not_fetched(
-    sanitized_build: Path, tmp_path: Path, origin: Origin, web: ScriptedServer
-) -> None:
-    """Nothing is evicted for it; what a reader wants comes in, as ever."""
-    cache = Cache(tmp_path / "cache")
-    with engine_shell(sanitized_build, described(tmp_path)) as shell:
-        shell.stats()  # it has made its cache
-        cache.limit(max_bytes=16 * ORIGIN_UNIT, reserve_bytes=None)
-        add(shell, web)
-        found = until(shell, "full")
-        assert found.why and 8 <= found.done_units <= 16
-        asked = len(origin.asked)
-        assert asked == found.done_units
-        about = shell.stats()["lazy"][0]["cache"]
-        assert about["evicted_units"] == 0 and about["bytes"] <= 16 * ORIGIN_UNIT
-        last = ORIGIN_BYTES - ORIGIN_UNIT
-        assert shell.request(f"read {last} {ORIGIN_UNIT}") == ORIGIN_DATA[last:]
-        cache.limit(max_bytes=0, reserve_bytes=None)
-        wait_until(lambda: state(shell).done_units == ORIGIN_UNITS)
-
-
 def test_waits_for_readers(
     sanitized_build: Path, tmp_path: Path, origin: Origin, web: ScriptedServer
 ) -> None:
@@ -184,21 +159,6 @@ def test_waits_for_readers(
         assert until(shell, "done").done_units == ORIGIN_UNITS
 
 
-def test_keeps_to_its_rate(
-    sanitized_build: Path, tmp_path: Path, origin: Origin, web: ScriptedServer
-) -> None:
-    """It may be slower than that, so only this is asserted."""
-    rate = 16 * ORIGIN_UNIT
-    with engine_shell(sanitized_build, described(tmp_path, rate)) as shell:
-        began_s = time.monotonic()
-        add(shell, web, (0, 32 * ORIGIN_UNIT))
-        until(shell, "done")
-        took_s = time.monotonic() - began_s
-    assert len(origin.asked) == 32
-    # The first unit costs nothing, and a pause of 50 ms may be caught up.
-    assert took_s > (32 * ORIGIN_UNIT - ORIGIN_UNIT) / rate - 0.2
-
-
 def test_pieces_of_units(
     sanitized_build: Path, tmp_path: Path, origin: Origin, web: ScriptedServer
 ) -> None:
@@ -211,11 +171,3 @@ def test_pieces_of_units(
         add(shell, web, *pieces, tail)
         until(shell, "done")
     assert sorted(origin.asked) == [*range(8), 20, 21, 22]
-
-
-@pytest.mark.parametrize("value", [0, -1, "fast", True, 1.5])
-def test_refuses_other_values(value: Any) -> None:
-    with pytest.raises(UsageError, match="complete is"):
-        LazySegment(offset=0, length=4096, map="m", cache="c", complete=value)
-    with pytest.raises(UsageError, match="complete needs a cache"):
-        LazySegment(offset=0, length=4096, map="m", complete="idle")

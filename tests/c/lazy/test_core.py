@@ -10,7 +10,7 @@ import pytest
 from support.needs import rounds
 from support.sanitized_build import SANITIZER_ENVIRONMENT
 
-TURNS = 100_000
+TURNS = 50_000
 
 
 def run(build: Path, *arguments: str | Path) -> list[int]:

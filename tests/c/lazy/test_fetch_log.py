@@ -7,7 +7,6 @@ import shlex
 import time
 from pathlib import Path
 
-import pytest
 from support.shells import fetch_shell
 from support.web_servers import response, scripted_server
 
@@ -60,24 +59,3 @@ def test_events(sanitized_build: Path, tmp_path: Path) -> None:
     late = next(event for event in later if event["event"] == "deadline_missed")
     assert late["source"] == "1"
     assert late["message"] == "4096 bytes at 8192 did not come in time"
-
-
-@pytest.mark.timing
-def test_few_lines_are_written_a_second(sanitized_build: Path, tmp_path: Path) -> None:
-    """And how many there would have been is said in the next one."""
-    log = tmp_path / "log"
-    with (
-        scripted_server(lambda _: response("404 No")) as server,
-        fetch_shell(sanitized_build, log=log) as shell,
-    ):
-        keys = {"kind": "http", "size": UNIT * UNITS, "unit": UNIT}
-        gone = shell.add(keys | {"url": server.url("gone")})
-        for unit in range(UNITS):
-            shell.begin(gone, unit * UNIT, 4096)
-        shell.finish()
-        time.sleep(1)
-        shell.read(gone, 0, 4096)
-    found = events(log)
-    left_out = [event for event in found if event["event"] == "left_out"]
-    assert sum(int(event["count"]) for event in left_out) > UNITS
-    assert len(found) < UNITS

@@ -21,39 +21,12 @@ def file_source(path: Path, size: int, *, unit: int = 65536) -> dict[str, Any]:
     return {"size": size, "unit": unit, "kind": "file", "path": str(path)}
 
 
-def padded(data: bytes) -> bytes:
-    return data + bytes(-len(data) % BLOCK)
-
-
 @pytest.fixture
 def content(tmp_path: Path) -> tuple[Path, bytes]:
     data = random.Random(1).randbytes(1_234_567)
     path = tmp_path / "source"
     path.write_bytes(data)
     return path, data
-
-
-def test_one_unit_is_fetched_once(
-    sanitized_build: Path, content: tuple[Path, bytes]
-) -> None:
-    path, data = content
-    with fetch_shell(sanitized_build) as shell:
-        source = shell.add(file_source(path, len(data)))
-        for _ in range(64):
-            shell.begin(source, 0, BLOCK)
-        assert {answer.data for answer in shell.finish().values()} == {data[:BLOCK]}
-        assert shell.stats()["units_fetched"] == 1
-
-
-def test_more_units_than_memory(
-    sanitized_build: Path, content: tuple[Path, bytes]
-) -> None:
-    path, data = content
-    with fetch_shell(sanitized_build, "buffer=65536", "transfers=2") as shell:
-        source = shell.add(file_source(path, len(data), unit=32768))
-        answer = shell.read(source, 0, len(padded(data)))
-        assert answer.data == padded(data)
-        assert shell.stats()["buffer_bytes"] <= 65536
 
 
 def test_another_mirror_is_asked(
@@ -105,27 +78,6 @@ def test_what_has_changed_is_asked_again(
     assert log.read_text().count("event=mirror_changed") == 1
 
 
-def test_files_of_one_place_count_as_one_host(
-    sanitized_build: Path, tmp_path: Path
-) -> None:
-    """Statistics are a text that can be sent, however many files there are."""
-    with fetch_shell(sanitized_build) as shell:
-        for directory in range(150):
-            (tmp_path / str(directory)).mkdir()
-            for name in "ab":
-                path = tmp_path / str(directory) / name
-                path.write_bytes(bytes(BLOCK))
-                source = shell.add(file_source(path, BLOCK, unit=BLOCK))
-                assert shell.read(source, 0, BLOCK).data == bytes(BLOCK)
-        stats = shell.stats()
-    assert list(stats["hosts"]) == [
-        str(tmp_path / str(at)) for at in range(127, -1, -1)
-    ]
-    assert {host["attempts"] for host in stats["hosts"].values()} == {2}
-    assert stats["hosts_known"] == 150
-    assert [(one["kind"], one["host"]) for one in stats["latencies"]] == [("file", "")]
-
-
 def test_a_read_without_a_deadline_waits(
     sanitized_build: Path, content: tuple[Path, bytes], tmp_path: Path
 ) -> None:
@@ -160,32 +112,15 @@ def test_what_is_waited_for_fails_at_the_end(
         shell.begin(source, 0, BLOCK, deadline_s=None)
 
 
-def test_prefetch(sanitized_build: Path, content: tuple[Path, bytes]) -> None:
-    path, data = content
-    with fetch_shell(sanitized_build) as shell:
-        source = shell.add(file_source(path, len(data)))
-        shell.prefetch(source, 0, 1 << 19)
-        wait_until(lambda: shell.stats()["units_prefetched"] == 8, shell.stats)
-        assert shell.read(source, 0, 1 << 19).data == data[: 1 << 19]
-        assert shell.stats()["units_fetched"] == 8
-
-
 @pytest.mark.parametrize(
     ("source", "message"),
     [
         ({"kind": "file", "path": "/x"}, '"size" is missing'),
         ({"size": 0, "kind": "file", "path": "/x"}, '"size" is 0'),
-        ({"size": -1, "kind": "file", "path": "/x"}, "must not be negative"),
-        ({"size": 1, "kind": "ftp"}, 'unknown kind of mirror "ftp"'),
-        ({"size": 1}, '"kind" is missing'),
         ({"size": 1, "unit": 12288, "kind": "memset", "byte": 1}, "power of two"),
         ({"size": 1, "kind": "memset", "byte": 256}, "0 to 255"),
-        ({"size": 1, "kind": "memset", "byte": 1, "x": 1}, 'unknown key "x"'),
         ({"size": 1, "mirrors": []}, "1 to 16 mirrors"),
-        ({"size": 1, "mirrors": {}}, "must be a list"),
-        ({"size": 1, "mirrors": [1]}, "not an object"),
         ({"size": 1, "mirrors": [{"kind": "file"}]}, '"path" is missing'),
-        ({"size": 1, "mirrors": [], "kind": "file"}, 'unknown key "kind"'),
         ({"size": 1, "kind": "file", "path": "x"}, "must begin with /"),
         ({"size": 1, "kind": "file", "path": "/a\0b"}, "not JSON"),
         (
@@ -207,15 +142,3 @@ def test_refused_sources(
 ) -> None:
     with fetch_shell(sanitized_build) as shell:
         assert message in shell.ask({"source": source})["error"]
-
-
-def test_probe(sanitized_build: Path, content: tuple[Path, bytes]) -> None:
-    path, data = content
-    with fetch_shell(sanitized_build) as shell:
-        source = shell.add(file_source(path, 1))
-        answer = shell.ask({"probe": 1, "source": source})
-        assert answer["size"] == len(data)
-        assert f"size {len(data)}" in answer["identity"]
-        missing = shell.add(file_source(path.with_name("missing"), 1))
-        answer = shell.ask({"probe": 1, "source": missing})
-        assert answer["result"] == -errno.ENOENT and "missing" in answer["error"]

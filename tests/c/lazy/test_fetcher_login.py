@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import time
@@ -134,54 +133,6 @@ def test_what_a_server_refuses_is_not_tried_again(
         assert len(server.requests) == 2  # the second time with what is in the file now
 
 
-def test_another_mirror_needs_no_credentials(
-    sanitized_build: Path, tmp_path: Path
-) -> None:
-    with (
-        scripted_server(Guarded("t0ken")) as server,
-        scripted_server(Guarded(None)) as other,
-        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
-    ):
-        keys = {"kind": "http", "proxy": "none"}
-        token = {"url": server.url(), "bearer_token_file": str(tmp_path / "missing")}
-        mirrors = [keys | token, keys | {"url": other.url()}]
-        source = shell.add({"size": len(DATA), "unit": UNIT, "mirrors": mirrors})
-        # It could wait for half of that for credentials.
-        answer = shell.read(source, 0, UNIT, deadline_s=120)
-        assert answer.data == DATA[:UNIT] and answer.ms < 30_000
-        assert shell.stats()["failures"]["no_login"] == 1
-
-
-def test_a_helper_that_fails_once(
-    sanitized_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    again = tmp_path / "again"
-    said = json.dumps({"Username": "reader", "Secret": "s3cret"})
-    helper = tmp_path / "docker-credential-tests"
-    helper.write_text(
-        f"#!/bin/sh\n[ -e {again} ] || {{ touch {again}; exit 1; }}\necho '{said}'\n",
-        encoding="utf-8",
-    )
-    helper.chmod(0o700)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    write_secret(tmp_path / "config.json", '{"credsStore": "tests"}')
-    with (
-        scripted_server(Guarded(None)) as server,
-        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
-    ):
-        keys = {
-            "kind": "oci",
-            "registry": f"127.0.0.1:{server.port}",
-            "repository": "some/image",
-            "digest": f"sha256:{'0' * 64}",
-            "docker_config": str(tmp_path / "config.json"),
-            "insecure": True,
-        }
-        source = shell.add({"size": len(DATA), "unit": UNIT, "proxy": "none", **keys})
-        assert shell.read(source, 0, UNIT).data == DATA[:UNIT]
-        assert shell.stats()["failures"]["no_login"] == 1
-
-
 HELPER = """#!/bin/sh
 echo run >> {runs}
 echo '{{"Username": "reader", "Secret": "s3cret"}}'
@@ -208,23 +159,6 @@ def blob(port: int, config: Path) -> dict[str, Any]:
     return where | what | known
 
 
-def test_many_sources_have_one_run_of_a_helper(
-    sanitized_build: Path, helped: Path, tmp_path: Path
-) -> None:
-    began_s = time.monotonic()
-    with (
-        scripted_server(Guarded(None)) as server,
-        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
-    ):
-        source = blob(server.port, tmp_path / "config.json")
-        reads = [shell.begin(shell.add(source), 0, UNIT) for _ in range(20)]
-        answers = shell.finish()
-        assert all(answers[read].data == DATA[:UNIT] for read in reads)
-    # One for who was first; on a slow machine, answers become old meanwhile.
-    allowed = 4 + (time.monotonic() - began_s) / RELOAD_S
-    assert len(helped.read_bytes().splitlines()) <= allowed
-
-
 def test_a_refused_login_does_not_run_its_helper_again_and_again(
     sanitized_build: Path, helped: Path, tmp_path: Path
 ) -> None:
@@ -237,9 +171,9 @@ def test_a_refused_login_does_not_run_its_helper_again_and_again(
         fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
     ):
         source = shell.add(blob(server.port, tmp_path / "config.json"))
-        for _ in range(20):
+        for _ in range(8):
             assert shell.read(source, 0, UNIT, deadline_s=0.3).result == -errno.EIO
             time.sleep(0.3)  # what has just failed fails at once
     runs = len(helped.read_bytes().splitlines())
-    assert 2 <= runs <= 10 + 1 + (time.monotonic() - began_s) / 5
+    assert 2 <= runs <= 4 + 1 + (time.monotonic() - began_s) / 5
     assert len(server.requests) > runs

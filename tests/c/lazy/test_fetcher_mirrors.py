@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,37 +111,6 @@ def test_is_preferred_again_when_it_is_well(
         time.sleep(UNHEALTHY_S)
         mirrors.read(8, 8)
         assert mirrors.asked() == (8, 0)
-
-
-@contextmanager
-def hanging(server: ScriptedServer) -> Iterator[None]:
-    end = threading.Event()
-
-    def hang(_: str) -> bytes:
-        end.wait()
-        return b""
-
-    server.script = hang
-    try:
-        yield
-    finally:
-        end.set()
-
-
-def test_one_unit_tries_whether_it_is_well(
-    sanitized_build: Path, tmp_path: Path
-) -> None:
-    """The others are asked of the other one at once, long before that is known."""
-    unhealthy_s = 3
-    log = tmp_path / "log"
-    with two_mirrors(sanitized_build, log, unhealthy_s, silent_s=5) as mirrors:
-        mirrors.near.script = always(FAILURES[0])
-        mirrors.read(0, UNHEALTHY_FAILURES)
-        mirrors.asked()
-        time.sleep(unhealthy_s)
-        with hanging(mirrors.near):
-            mirrors.read_at_once(8, 8, deadline_s=60)
-            assert mirrors.asked() == (1, 8)
 
 
 def test_is_asked_when_others_fail(sanitized_build: Path, tmp_path: Path) -> None:

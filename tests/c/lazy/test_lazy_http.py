@@ -8,7 +8,6 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.needs import Need
 from support.shells import (
     BLOCK,
     UNIT,
@@ -27,7 +25,7 @@ from support.shells import (
     root_of,
     units_of,
 )
-from support.web_servers import NGINX, WebServer, response, scripted_server, web_server
+from support.web_servers import response, scripted_server
 
 SIZE = 64 * UNIT
 DEADLINE_S = 6.0  # more than a host is left alone
@@ -36,13 +34,6 @@ DEADLINE_S = 6.0  # more than a host is left alone
 @pytest.fixture
 def data() -> bytes:
     return random.Random(11).randbytes(SIZE - 1234)
-
-
-@pytest.fixture
-def web(need: Need, tmp_path: Path) -> Iterator[WebServer]:
-    need(NGINX)
-    with web_server(tmp_path / "web") as server:
-        yield server
 
 
 def http_source(url: str, data: bytes, *, digests: bool = False) -> dict[str, Any]:
@@ -57,24 +48,6 @@ def http_source(url: str, data: bytes, *, digests: bool = False) -> dict[str, An
 def lazy(directory: Path, **keys: Any) -> dict[str, Any]:
     paths = {"map": str(directory / "map"), "cache": str(directory / "cache")}
     return {"kind": "lazy", "length": SIZE} | paths | keys
-
-
-def test_random_reads_fetch_nothing_ahead(
-    sanitized_build: Path, web: WebServer, tmp_path: Path, data: bytes
-) -> None:
-    """However close to each other they may come to be by chance."""
-    (web.files / "object").write_bytes(data)
-    virtual = VirtualData(sanitized_build, tmp_path, SIZE)
-    virtual.add(http_source(web.url("files/object"), data), data, 0)
-    offsets = list(range(0, SIZE, UNIT))
-    random.Random(3).shuffle(offsets)
-    with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
-        for offset in offsets:
-            wanted = virtual.content(offset, BLOCK)
-            assert shell.request(f"read {offset} {BLOCK}") == wanted
-        fetcher = shell.stats()["lazy"][0]["fetcher"]
-    assert fetcher["units_prefetched"] == 0
-    assert fetcher["units_fetched"] == SIZE // UNIT
 
 
 @dataclass
@@ -122,24 +95,6 @@ class Fault:
 
 
 KINDS = ["5xx", "reset", "short", "length", "corrupt"]
-
-
-def test_who_reads_in_order_waits_for_few(
-    sanitized_build: Path, tmp_path: Path, data: bytes
-) -> None:
-    """Where an answer takes its time. One that comes at once may be faster than the
-    threads that fetch ahead, on a busy machine.
-    """
-    virtual = VirtualData(sanitized_build, tmp_path, SIZE)
-    with scripted_server(Fault("late", 100, data)) as server:
-        virtual.add(http_source(server.url(), data), data, 0)
-        with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
-            for offset in range(0, SIZE, 4 * BLOCK):
-                answer = shell.request(f"read {offset} {4 * BLOCK}")
-                assert answer == virtual.content(offset, 4 * BLOCK)
-            fetcher = shell.stats()["lazy"][0]["fetcher"]
-    assert fetcher["units_fetched"] == SIZE // UNIT
-    assert fetcher["units_prefetched"] > SIZE // UNIT // 2
 
 
 def test_a_mirror_of_wrong_content_does_not_stay_the_first(

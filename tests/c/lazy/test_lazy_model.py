@@ -43,7 +43,7 @@ from support.web_servers import NGINX, WebServer, web_server
 
 pytestmark = pytest.mark.data
 
-STEPS = share_of(20_000, least_percent=8)
+STEPS = share_of(20_000, least_percent=5)
 STEPS_EACH = 200
 
 BLOCK = 4096

@@ -97,22 +97,6 @@ def test_takes_nothing_but_what_it_asked_for(
     assert text in got.text
 
 
-def test_takes_a_chunked_range_of_an_object_of_unknown_size(
-    sanitized_build: Path, tmp_path: Path
-) -> None:
-    def answer(request: str) -> bytes:
-        last = 0 if "bytes=0-0\r" in request else 9
-        head = f"HTTP/1.1 206 P\r\nContent-Range: bytes 0-{last}/*"
-        chunks = "1\r\n0\r\n" + ("9\r\n123456789\r\n" if last else "")
-        return f"{head}\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}0\r\n\r\n".encode()
-
-    with scripted_server(answer) as server:
-        keys = {"kind": "http", "url": server.url()}
-        with mirror_shell(sanitized_build, tmp_path, keys, size=SIZE) as mirror:
-            assert mirror.fetch(0, 10).data == b"0123456789"
-            assert "does not say the object's size" in mirror.probe()["text"]
-
-
 def test_a_range_may_have_the_status_of_everything(
     sanitized_build: Path, tmp_path: Path
 ) -> None:

@@ -130,14 +130,7 @@ def test_trusts_another_authority_once_its_file_has_that(
 AUTH = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        {"auth": AUTH},
-        {"username": USER, "password": PASSWORD},
-        {"identitytoken": IDENTITY_TOKEN},
-    ],
-)
+@pytest.mark.parametrize("entry", [{"auth": AUTH}, {"identitytoken": IDENTITY_TOKEN}])
 def test_gets_one_token_for_all(
     shell: Shell, registry: Registry, digest: str, tmp_path: Path, entry: object
 ) -> None:
@@ -173,7 +166,6 @@ def test_a_helper_inherits_nothing(
     ("script", "text"),
     [
         ("echo s3cret; exit 3", "ended with status 3"),
-        ("kill -9 $$", "status 137"),
         ("echo s3cret", "without a user and a secret"),
         ('echo \'{"Username": "s3cret"}\'', "without a user and a secret"),
         ("yes s3cret", "File too large"),
@@ -269,45 +261,6 @@ def test_gives_the_token_to_the_registry_only(shell: Shell, carrier: str) -> Non
     assert "Referer" not in "".join(home.requests + token_server.requests)
 
 
-def test_a_registry_with_a_password_and_no_tokens(shell: Shell, tmp_path: Path) -> None:
-    def answer(request: str) -> bytes:
-        if f"Basic {AUTH}" not in request:
-            return response('401 No\nWWW-Authenticate: Basic realm="x"')
-        return response(f"206 P\nContent-Range: bytes 0-9/{SIZE}", DATA[:10])
-
-    with scripted_server(answer) as home:
-        host = f"127.0.0.1:{home.port}"
-        path = config(tmp_path / "config.json", {"auths": {host: {"auth": AUTH}}})
-        with shell(host, DIGEST, docker_config=path) as mirror:
-            assert mirror.fetch(0, 10).data == DATA[:10]
-            assert mirror.fetch(0, 10).data == DATA[:10]
-    assert len(home.requests) == 3
-    assert AUTH not in home.requests[0]
-
-
-@pytest.mark.parametrize("password_first", [True, False])
-def test_a_token_where_a_password_is_taken_as_well(
-    shell: Shell, tmp_path: Path, password_first: bool
-) -> None:
-    """tests/test_logins.py has all forms of a challenge."""
-    wanted = ['Basic realm="all"', 'Bearer realm=/token, service="x y"']
-    line = ", ".join(wanted if password_first else reversed(wanted))
-
-    def answer(request: str) -> bytes:
-        if request.startswith("GET /token?service=x%20y&"):
-            return response("200 OK", b'{"token": "t0ken"}')
-        if "Bearer t0ken" not in request:
-            return response(f"401 No\nWWW-Authenticate: {line}")
-        return response(f"206 P\nContent-Range: bytes 0-9/{SIZE}", DATA[:10])
-
-    with scripted_server(answer) as home:
-        host = f"127.0.0.1:{home.port}"
-        path = config(tmp_path / "config.json", {"auths": {host: {"auth": AUTH}}})
-        with shell(host, DIGEST, docker_config=path) as mirror:
-            assert mirror.fetch(0, 10).data == DATA[:10]
-    assert [f"Basic {AUTH}" in x for x in home.requests] == [False, True, False]
-
-
 @pytest.mark.parametrize(
     ("challenge", "tokens", "text"),
     [
@@ -338,22 +291,14 @@ def test_token_servers_that_make_no_sense(
     ("changes", "text"),
     [
         ({"registry": "far.invalid"}, '"insecure" is for registries on loopback'),
-        ({"registry": "127.0.0.1.far.invalid"}, "loopback"),
         ({"registry": "user@localhost"}, "no host[:port]"),
-        ({"registry": "localhost/x"}, "no host[:port]"),
         ({"repository": "../x"}, '"repository"'),
-        ({"repository": "a//b"}, '"repository"'),
-        ({"repository": "A"}, '"repository"'),
         ({"digest": "sha256:abc"}, "64 hexadecimal digits"),
-        ({"digest": f"md5:{'0' * 32}"}, "64 hexadecimal digits"),
         ({"digest": f"sha256:{'G' * 64}"}, "64 hexadecimal digits"),
         ({"docker_config": "config.json"}, "no absolute path"),
-        ({"password": "x"}, "password"),
         ({"namespace": "docker.io&x=1"}, "no host[:port]"),
-        ({"path": "v2"}, "names without"),
         ({"path": "/v2/../x"}, "names without"),
         ({"path": "/v2/"}, "names without"),
-        ({"path": "/v2?x"}, "names without"),
     ],
 )
 def test_refuses_wrong_keys(
@@ -367,19 +312,6 @@ def test_refuses_wrong_keys(
         "insecure": True,
     }
     assert text in mirror_refusal(sanitized_build, tmp_path, keys | changes)
-
-
-@pytest.mark.usefixtures("carrier")
-def test_a_mirror_is_told_of_which_registry(shell: Shell) -> None:
-    def answer(request: str) -> bytes:
-        return response(f"206 Partial\nContent-Range: bytes 0-9/{SIZE}", DATA[:10])
-
-    with scripted_server(answer) as server:
-        keys = {"namespace": "docker.io", "path": "/hub/v2"}
-        with shell(f"127.0.0.1:{server.port}", DIGEST, **keys) as mirror:
-            assert mirror.fetch(0, 10).data == DATA[:10]
-        (request,) = server.requests
-    assert request.split()[1] == f"/hub/v2/{REPOSITORY}/blobs/{DIGEST}?ns=docker.io"
 
 
 def _first_reads(request: str) -> bytes:

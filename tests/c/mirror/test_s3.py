@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -108,13 +107,6 @@ def test_reads_with_a_signature(
         whole(mirror)
 
 
-def test_reads_without_one(shell: Shell, store: S3Server) -> None:
-    with shell(store.endpoint, PUBLIC_BUCKET, KEY, anonymous=True) as mirror:
-        whole(mirror)
-    with shell(store.endpoint, BUCKET, "object", anonymous=True) as mirror:
-        assert mirror.fetch(0, UNIT).failure == "denied"
-
-
 def test_finds_credentials_as_other_tools_do(
     shell: Shell, store: S3Server, tmp_path: Path
 ) -> None:
@@ -180,26 +172,7 @@ def _error(code: str, message: str) -> bytes:
     ).encode()
 
 
-def test_signs_the_digest_of_the_body(shell: Shell) -> None:
-    """As versitygw 1.8.0 and s3rver 3.7.1 do, refuse a signature without it."""
-
-    def answer(request: str) -> bytes:
-        signed = request.split("SignedHeaders=")[1].split(",")[0].split(";")
-        empty = f"\r\nx-amz-content-sha256: {hashlib.sha256(b'').hexdigest()}\r\n"
-        if "x-amz-content-sha256" in signed and request.count(empty) == 1:
-            return response(f"206 P\nContent-Range: bytes 0-9/{SIZE}", DATA[:10])
-        said = _error("InvalidRequest", "Missing required header for this request")
-        return response("400 Bad Request", said)
-
-    with scripted_server(answer) as server:
-        endpoint = f"http://127.0.0.1:{server.port}"
-        with shell(endpoint, "bucket", "k", environment=KEYS) as mirror:
-            got = mirror.fetch(0, 10)
-    assert (got.text, got.data) == ("", DATA[:10])
-
-
 @pytest.mark.usefixtures("carrier")
-@pytest.mark.parametrize("anonymous", [True, False])
 @pytest.mark.parametrize(
     ("status", "body", "text"),
     [
@@ -221,12 +194,11 @@ def test_signs_the_digest_of_the_body(shell: Shell) -> None:
     ],
 )
 def test_quotes_what_the_store_says(
-    shell: Shell, status: int, body: bytes, text: str, anonymous: bool
+    shell: Shell, status: int, body: bytes, text: str
 ) -> None:
     with scripted_server(lambda _: response(f"{status} No", body)) as server:
         endpoint = f"http://127.0.0.1:{server.port}"
-        keys = {"anonymous": True} if anonymous else {"environment": KEYS}
-        with shell(endpoint, "bucket", "k", **keys) as mirror:
+        with shell(endpoint, "bucket", "k", environment=KEYS) as mirror:
             got = mirror.fetch(0, 10)
             probed = mirror.probe()
     for said in (got.text, probed["text"]):
@@ -248,16 +220,12 @@ def test_quotes_nothing_that_is_no_text(shell: Shell) -> None:
     ("changes", "text"),
     [
         ({"bucket": "a/b"}, '"bucket"'),
-        ({"bucket": "UPPER"}, '"bucket"'),
-        ({"bucket": "x"}, '"bucket"'),
         ({"key": "k" * 1025}, "the limit is 1024"),
-        ({"region": "x/y"}, '"region"'),
         ({"endpoint": "ftp://localhost"}, "http or https"),
         ({"endpoint": "http://k:s@localhost"}, "a user or a password"),
         ({"endpoint": "http://localhost/path"}, "more than scheme and host"),
         ({"credentials_file": "relative"}, "no absolute path"),
         ({"anonymous": True, "profile": "x"}, "exclude each other"),
-        ({"secret_key": "x"}, "secret_key"),
     ],
 )
 def test_refuses_wrong_keys(

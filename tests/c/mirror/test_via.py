@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import sqlite3
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,7 +11,6 @@ from threading import Event
 from typing import Any
 
 import pytest
-from support.sanitized_build import SANITIZER_ENVIRONMENT
 from support.shells import (
     FetchShell,
     StoreShell,
@@ -126,18 +122,6 @@ def test_a_cache_gets_the_request_of_its_origin(site: Site, tmp_path: Path) -> N
     assert site.asked()[0] == 0
 
 
-def test_a_login_of_libcurl_goes_to_the_cache_as_well(
-    site: Site, tmp_path: Path
-) -> None:
-    basic = tmp_path / "basic"
-    basic.write_text("me:secret\n")
-    basic.chmod(0o600)
-    site.read(site.add(basic_auth_file=str(basic)))
-    (request,) = [one for each in site.caches for one in each.requests]
-    assert header(request, "host") == f"127.0.0.1:{site.origin.port}"
-    assert header(request, "authorization") == "Basic bWU6c2VjcmV0"
-
-
 def test_the_origin_says_first_what_its_object_is(site: Site) -> None:
     source = site.add(pinned=False)
     site.read(source)
@@ -145,13 +129,6 @@ def test_the_origin_says_first_what_its_object_is(site: Site) -> None:
     site.read(source, UNIT)
     origin, caches = site.asked()
     assert (origin, sum(caches)) == (0, 1)
-
-
-def test_a_probe_goes_to_the_origin(site: Site) -> None:
-    source = site.add(pinned=False)
-    answer = site.shell.ask({"probe": 1, "source": source, "timeout_ms": 5000})
-    assert answer["size"] == SIZE
-    assert site.asked() == (1, [0, 0, 0])
 
 
 def choices(site: Site, source: int) -> list[int]:
@@ -211,15 +188,6 @@ def test_a_cache_that_says_later_is_asked_again(site: Site) -> None:
     assert all(each["failures"] == 0 for each in site.shell.stats()["hosts"].values())
 
 
-def test_a_cache_that_says_later_for_long_is_left(site: Site) -> None:
-    for cache in site.caches:
-        cache.script = lambda _: response("425 Too Early")
-    site.read(site.add())
-    origin, caches = site.asked()
-    assert origin == 1 and sorted(caches)[:2] == [0, 0]
-    assert set(site.failures()) == {"later"}
-
-
 def test_an_answer_that_ends_between_slices_is_no_failure(site: Site) -> None:
     """As that of a site cache that lacks the next one."""
 
@@ -235,15 +203,6 @@ def test_an_answer_that_ends_between_slices_is_no_failure(site: Site) -> None:
         site.read(source, number * UNIT)
     assert site.asked()[0] == 0
     assert set(site.failures()) <= {"later"}
-
-
-def test_only_the_origin_can_say_that_an_object_is_gone(site: Site) -> None:
-    for each in (site.origin, *site.caches):
-        each.script = lambda _: response("404 Not Found")
-    answer = site.shell.read(site.add(), 0, UNIT)
-    assert answer.result == -5
-    origin, caches = site.asked()
-    assert (origin, sum(caches)) == (1, 2)
 
 
 @pytest.mark.parametrize("head", ["502 Bad Gateway", "200 OK", "504 Gateway Timeout"])
@@ -306,13 +265,6 @@ def test_dead_caches_leave_the_origin(site: Site) -> None:
     assert site.asked()[0] == 8
 
 
-def test_a_dead_origin_leaves_the_caches(site: Site) -> None:
-    source = site.add(url="http://127.0.0.1:1/gone")
-    for number in range(8):
-        site.read(source, number * UNIT)
-    assert sum(site.asked()[1]) == 8
-
-
 def test_a_challenge_of_a_cache_is_not_believed(site: Site, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     name = f"127.0.0.1:{site.origin.port}"
@@ -336,25 +288,6 @@ def test_a_challenge_of_a_cache_is_not_believed(site: Site, tmp_path: Path) -> N
         assert evil.requests == []
     origin, caches = site.asked()
     assert (origin, sum(caches)) == (1, 1)
-
-
-def test_a_renewed_login_is_used_at_the_cache(site: Site, tmp_path: Path) -> None:
-    """The origin's refusal renews it, and only that."""
-    token = tmp_path / "token"
-    token.write_text("old\n")
-    token.chmod(0o600)
-
-    def guarded(request: str) -> bytes:
-        if header(request, "authorization") != "Bearer new":
-            token.write_text("new\n")
-            return response("401 Unauthorized")
-        return good(request)
-
-    for each in (site.origin, *site.caches):
-        each.script = guarded
-    site.read(site.add(bearer_token_file=str(token)))
-    origin, caches = site.asked()
-    assert (origin, sum(caches)) == (1, 2)
 
 
 def test_redirects_of_a_cache(site: Site, tmp_path: Path) -> None:
@@ -469,38 +402,3 @@ def test_a_right_cache_serves_all_that_has_digests(
         # A cache says nothing that is pinned.
         assert list(db.execute("SELECT * FROM identities")) == []
     db.close()
-
-
-def test_segments_with_other_rules_are_refused(
-    sanitized_build: Path, tmp_path: Path
-) -> None:
-    """The rules are those of the server, so one segment's would replace another's."""
-    segments = [
-        {"kind": "lazy", "length": PART, "map": str(tmp_path / name)}
-        | {"via": [{"for": name, "caches": ["http://127.0.0.1:1"]}]}
-        for name in ("one", "two")
-    ]
-    description = tmp_path / "description"
-    description.write_text(json.dumps(describe(*segments)))
-    done = subprocess.run(
-        [sanitized_build / "csrc/tests/engine-shell", description],
-        env=os.environ | SANITIZER_ENVIRONMENT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    assert done.returncode != 0
-    assert '"via" has other rules than before' in done.stderr
-
-
-def test_caches_rest_when_the_origin_is_out(site: Site) -> None:
-    source = site.add()
-    site.origin.script = lambda _: response("403 Forbidden")
-    for cache in site.caches:
-        cache.script = lambda _: response("503 Service Unavailable")
-    answer = site.shell.read(source, 0, UNIT, deadline_s=2)
-    assert answer.result == -5
-    origin, caches = site.asked()
-    assert origin == 1
-    assert sum(caches) < 100  # not as fast as they refuse

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sqlite3
 import struct
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.shells import StoreShell, root_of, units_of
-from support.web_servers import response, scripted_server
 
 pytestmark = pytest.mark.data
 
@@ -71,28 +69,6 @@ def test_what_was_added_is_there_after_a_restart(again: Open, path: Path) -> Non
     assert (path.stat().st_mode & 0o777, list(path.parent.iterdir())) == (0o600, [path])
 
 
-def test_a_repetition_changes_nothing(shell: StoreShell) -> None:
-    sources = [MEMSET, {"size": 1 << 40, "unit": 262144, "mirrors": [PATTERN | {}]}]
-    del sources[1]["mirrors"][0]["size"]  # type: ignore[attr-defined]
-    first = shell.add([[0, 4096, 0, 0], [4096, 4096, 1, 0]], *sources)
-    assert first == added((0, False), (4096, False))
-    # The same sources in other words.
-    again = shell.add(
-        [[4096, 4096, 0, 0], [0, 4096, 1, 0], [8192, 4096, 0, 0]],
-        PATTERN,
-        MEMSET | {"unit": 262144},
-    )
-    assert again == added((4096, True), (0, True), (8192, False))
-    assert shell.list() == [[0, 4096, 1, 0], [4096, 4096, 2, 0], [8192, 4096, 2, 0]]
-    # And twice in one request, which also describes one source twice.
-    twice = shell.add([[MIB, 4096, 0, 0], [MIB, 4096, 1, 0]], MEMSET, MEMSET)
-    assert twice == added((MIB, False), (MIB, True))
-    other = MEMSET | {"byte": 8}
-    twice = shell.add([[2 * MIB, 4096, 1, 0], [2 * MIB, 4096, 0, 0]], other, other)
-    assert twice == added((2 * MIB, False), (2 * MIB, True))
-    assert shell.ask(source=4) == {"error": "ENOENT", "text": "", "hint": ""}
-
-
 @pytest.mark.parametrize(
     "mapping",
     [
@@ -139,14 +115,6 @@ def test_ranges_that_make_no_sense(
     reply = shell.add([mapping], MEMSET)
     assert reply["error"] == "EINVAL" and text in reply["text"], reply
     assert shell.list() == []
-
-
-def test_the_last_block_of_a_source_may_be_short(
-    shell: StoreShell, tmp_path: Path
-) -> None:
-    source = {"kind": "memset", "size": 5000, "byte": 1}
-    assert shell.add([[0, 8192, 0, 0]], source) == added((0, False))
-    assert shell.add([[MIB, 12288, 0, 0]], source)["error"] == "EINVAL"
 
 
 def test_offsets_are_found(shell: StoreShell) -> None:
@@ -318,38 +286,19 @@ def test_digests_come_with_a_source(
             assert reply["error"] == "EINVAL" and "without digests" in reply["text"]
 
 
-def test_a_file_of_half_digests(shell: StoreShell, tmp_path: Path) -> None:
-    (tmp_path / "digests").write_bytes(bytes(4 * 32 - 1))
-    source = {"kind": "file", "path": "/nowhere", "size": 16000, "unit": 4096}
-    source["digests"] = {"path": str(tmp_path / "digests")}
-    reply = shell.add([[0, 4096, 0, 0]], source)
-    assert reply["error"] == "EINVAL"
-    assert "127 bytes, no multiple of the 32" in reply["text"]
-
-
 @pytest.mark.parametrize(
     ("change", "text"),
     [
         ({"digests": []}, "0 digests for 4 units of 4096 bytes (16000 bytes in all)"),
         ({"digests": [DIGEST] * 3}, "3 digests for 4 units"),
-        ({"digests": [DIGEST] * 5}, "5 digests for 4 units"),
         ({"digests": [DIGEST] * 3 + ["ab" * 31]}, "digest 3 is not 64"),
-        ({"digests": [DIGEST] * 3 + ["AB" * 32]}, "digest 3 is not 64"),
-        ({"digests": [DIGEST] * 3 + [7]}, "digest 3 is not 64"),
-        ({"digests": DIGEST * 4}, '"digests" must be a list'),
-        ({"digests": {}}, '"path" is missing'),
         ({"digests": {"path": "relative"}}, "not absolute"),
         ({"digests": {"path": "/nowhere/at/all"}}, "/nowhere/at/all"),
         ({"digests": {"path": "/dev/null"}}, "no regular file"),
-        ({"digests": {"path": "/x", "more": 1}}, 'unknown key "more"'),
         ({"root": "12"}, '"root" is not 64'),
         ({"root": "cd" * 32}, f'"root" is {"cd" * 32}, but the digests have'),
         ({"root": "cd" * 32, "digests": None}, '"digests" must be a list'),
         ({"unit": 5000}, '"unit" is 5000'),
-        ({"size": 0}, '"size" is 0'),
-        ({"size": -1}, "negative"),
-        ({"other": 1}, 'unknown key "other"'),
-        ({"kind": "ftp"}, 'unknown kind of mirror "ftp"'),
     ],
 )
 def test_digests_and_keys_that_make_no_sense(
@@ -358,34 +307,6 @@ def test_digests_and_keys_that_make_no_sense(
     source = {"kind": "file", "path": "/nowhere", "size": 16000, "unit": 4096}
     reply = shell.add([[0, 4096, 0, 0]], source | {"digests": [DIGEST] * 4} | change)
     assert reply["error"] in ("EINVAL", "ENOENT") and text in reply["text"], reply
-    assert shell.list() == []
-
-
-def test_a_root_alone_vouches_for_nothing(shell: StoreShell, data: Path) -> None:
-    source = file_source(data, size=data.stat().st_size, root=DIGEST)
-    assert "without digests" in shell.add([[0, 4096, 0, 0]], source)["text"]
-    reply = shell.add([[0, 4096, 0, 0]], MEMSET | {"digests": [DIGEST]})
-    assert "computed source has no digests" in reply["text"]
-
-
-def test_the_first_source_that_does_not_answer_is_named(shell: StoreShell) -> None:
-    """Whichever fails first: 5 comes long before 3."""
-
-    def answer(request: str) -> bytes:
-        number = int(request.split()[1].removeprefix("/"))
-        if number == 3:
-            time.sleep(0.3)
-        if number in (3, 5):
-            return response("404 Not Found")
-        return response("206 Partial Content\nContent-Range: bytes 0-0/4096", b"x")
-
-    with scripted_server(answer) as server:
-        reply = shell.add(
-            [[0, BLOCK, 0, 0]],
-            *({"kind": "http", "url": server.url(str(x))} for x in range(100)),
-        )
-        assert "404" in reply["text"], reply
-        assert len(server.requests) < 100
     assert shell.list() == []
 
 
@@ -412,20 +333,6 @@ def test_the_size_is_asked_for(again: Open, data: Path) -> None:
         assert shell.ask(source=1) == shown
         # With its size, it is the same source.
         assert shell.add([[0, 4096, 0, 0]], shown["source"]) == added((0, True))
-
-
-def test_digests_make_another_source_of_the_same_file(
-    shell: StoreShell, data: Path
-) -> None:
-    digests, root = digests_of(data, 65536)
-    plain = file_source(data, unit=65536)
-    shell.add([[0, 4096, 0, 0]], plain)
-    given = plain | {"digests": [digest.hex() for digest in digests]}
-    assert shell.add([[0, 4096, 0, 0]], given)["error"] == "EEXIST"
-    assert shell.add([[MIB, 4096, 0, 0]], given) == added((MIB, False))
-    assert shell.ask(source=2)["key"] == root
-    assert shell.ask(digest=[1, 0]) == {"digest": None}
-    assert shell.ask(digest=[2, 0]) == {"digest": digests[0].hex()}
 
 
 def test_pins_last(again: Open, data: Path) -> None:
@@ -545,15 +452,3 @@ def test_caches_are_no_part_of_a_source(again: Open, path: Path) -> None:
         (1, 0, '{"via":["http://two.example:3128"]}'),
         (2, 0, '{"via":["http://b.example"]}'),
     ]
-
-
-def test_caches_of_the_map_are_used(again: Open, path: Path) -> None:
-    """A row that no server can have written shows that it is read."""
-    with again() as shell:
-        source = {"kind": "http", "url": "http://a.example/", "size": MIB}
-        shell.add([[0, MIB, 0, 0]], {**source, "via": ["http://cache.example"]})
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE caches SET text = ?", ('{"via": ["http://cache/path"]}',))
-    db.close()
-    with again() as shell:
-        assert "more than scheme, host and port" in str(shell.opened)
