@@ -74,8 +74,8 @@ def test_a_copy_is_still_clean(
 @pytest.mark.parametrize(
     "size",
     [
-        *(0, 64 * KIB, 64 * KIB + 4095, 68 * KIB, MIB + 1, MIB + 16 * KIB),
-        *(5 * MIB + 5000, 6 * MIB, 64 * MIB + 100, 256 * GIB, 256 * GIB + 4095),
+        *(0, 64 * KIB + 4095, MIB + 16 * KIB),
+        *(5 * MIB + 5000, 64 * MIB + 100, 256 * GIB + 4095),
     ],
 )
 def test_truncated_images(
@@ -89,7 +89,7 @@ def test_truncated_images(
     assert inspected == (0 if size >= 6 * MIB else 1)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_flipped_bits(
     seed: Path,
@@ -127,7 +127,7 @@ def test_many_changes_in_one_process(
         *("--virtual-data-size=20G", "--chunk-size=4G", "--metadata-only"),
         *(*options, image),
     )
-    run_fuzzer(sanitized_build, 2000, image)
+    run_fuzzer(sanitized_build, 500, image)
 
 
 def test_many_changes_of_higher_trees(sparse_path: Path, sanitized_build: Path) -> None:
@@ -139,7 +139,7 @@ def test_many_changes_of_higher_trees(sparse_path: Path, sanitized_build: Path) 
         timeout=60,
         env=os.environ | SANITIZER_ENVIRONMENT,
     )
-    run_fuzzer(sanitized_build, 350, image)
+    run_fuzzer(sanitized_build, 150, image)
 
 
 def run_fuzzer(build: Path, iterations: int, image: Path) -> None:

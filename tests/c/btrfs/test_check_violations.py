@@ -147,7 +147,6 @@ DEVICES, FREE = fmt.DEV_TREE, fmt.FREE_SPACE_TREE
 VIOLATIONS: dict[str, list[tuple[str, Edit]]] = {
     "superblock": [
         ("WRITTEN is not set", superblock("flags", 1 << 32)),
-        ("root_dir_objectid is 7", superblock("root_dir", 7)),
     ],
     "superblock-mirror": [
         (
@@ -158,10 +157,6 @@ VIOLATIONS: dict[str, list[tuple[str, Edit]]] = {
             "superblock at 274877906944: it differs",
             superblock("bytes_used", 0, mirrors=(2,)),
         ),
-        (
-            "superblock at 67108864: its own address is wrong",
-            superblock("bytenr", 65536, mirrors=(1,)),
-        ),
         ("the image ends before it, at 1073741824", lambda image: image.truncate(GIB)),
     ],
     "log-tree": [
@@ -171,8 +166,6 @@ VIOLATIONS: dict[str, list[tuple[str, Edit]]] = {
     "bytes-used": [("bytes_used is 4096", superblock("bytes_used", 4096))],
     "device": [
         ("UUID", superblock("dev_uuid", lambda byte: byte ^ 1)),
-        ("bytes, by the", change_item(CHUNK_TREE, DEVICE, "Q", 8, 4096)),
-        ("in use, by the", change_item(CHUNK_TREE, DEVICE, "Q", 16, 4096)),
         (
             "by its extents",
             together(
@@ -201,11 +194,6 @@ VIOLATIONS: dict[str, list[tuple[str, Edit]]] = {
             delete(DEVICES, dev_extent(2)),
         ),
         (
-            f"it is of the chunk at {CHUNKS[0]}",
-            change_item(DEVICES, dev_extent(2), "Q", 16, CHUNKS[0]),
-        ),
-        ("has 4096 bytes", change_item(DEVICES, dev_extent(2), "Q", 24, 4096)),
-        (
             "no chunk has a stripe there",
             move_key(DEVICES, dev_extent(4), (1, fmt.DEV_EXTENT, CHUNKS[4] + 65536)),
         ),
@@ -216,7 +204,6 @@ VIOLATIONS: dict[str, list[tuple[str, Edit]]] = {
     ],
     "block-group": [
         (f"chunk at {CHUNKS[3]} has no block group", delete(GROUPS, group(3))),
-        ("type 0x2", change_item(GROUPS, group(3), "Q", 16, 2)),
         (
             "no chunk is there",
             insert(GROUPS, (CHUNKS[4] + STEP, fmt.BLOCK_GROUP_ITEM, STEP), bytes(24)),
@@ -235,22 +222,9 @@ VIOLATIONS: dict[str, list[tuple[str, Edit]]] = {
         ),
         ("(5 ROOT_REF 256)", delete(ROOT_TREE, (5, fmt.ROOT_REF, 256))),
         (
-            "nothing says where this subvolume is",
-            delete(ROOT_TREE, (256, fmt.ROOT_BACKREF, 5)),
-        ),
-        (
-            "the back reference of 256 says another place",
-            change_item(ROOT_TREE, (5, fmt.ROOT_REF, 256), "Q", 8, 9),
-        ),
-        (
             "a name of 9 bytes cannot be",
             change_item(ROOT_TREE, (256, fmt.ROOT_BACKREF, 5), "H", 16, 9),
         ),
-        (
-            "it does not lead to subvolume 256",
-            change_item(FS, (256, fmt.DIR_INDEX, 3), "Q", 0, 257),
-        ),
-        ("there is no item (256 DIR_INDEX 3)", delete(FS, (256, fmt.DIR_INDEX, 3))),
     ],
     "extent": [
         (
@@ -265,11 +239,8 @@ VIOLATIONS: dict[str, list[tuple[str, Edit]]] = {
                 struct.pack("<QQQ", 1, 1, 1),
             ),
         ),
-        ("no kind of extent", change_item(EXTENTS, extent_item(1), "Q", 16, 0)),
-        ("no reference has type 3", change_item(EXTENTS, extent_item(1), "B", 24, 3)),
     ],
     "reference": [
-        ("says 7", change_item(EXTENTS, extent_item(1), "Q", 0, 7)),
         (
             "has 2 references from inode 257 at file offset 4294967296",
             change_item(EXTENTS, extent_item(1), "I", 24 + 1 + 24, 2),
@@ -281,10 +252,6 @@ VIOLATIONS: dict[str, list[tuple[str, Edit]]] = {
         (
             f"no extent at {CHUNKS[2]}, which inode 257 at file offset 8589934592",
             delete(EXTENTS, extent_item(2)),
-        ),
-        (
-            "has 4294967296 bytes, but 4096 for inode 257",
-            change_item(FS, file_extent(1), "Q", 29, 4096),
         ),
         (
             "from the file tree, which does not refer to it",
@@ -310,30 +277,16 @@ VIOLATIONS: dict[str, list[tuple[str, Edit]]] = {
             "says that there are 5 free extents, there are 0",
             change_item(FREE, info(CHUNKS[3], STEP), "I", 0, 5),
         ),
-        (
-            "not free, or not to this extent: 4096 bytes",
-            insert(FREE, (CHUNKS[3] + 4096, fmt.FREE_SPACE_EXTENT, 4096)),
-        ),
-        (
-            "no block group is there",
-            insert(FREE, info(CHUNKS[4] + STEP, STEP), bytes(8)),
-        ),
     ],
     "layout": [("no file of virtual data", change_item(FS, FILE, "Q", 64, 1 << 6))],
     "virtual-file": [
         ("IMMUTABLE is not set", change_item(FS, FILE, "Q", 64, 1)),
-        ("2 links", change_item(FS, FILE, "I", 40, 2)),
-        ("nbytes is 4096", change_item(FS, FILE, "Q", 24, 4096)),
-        ("there is no item (256 DIR_INDEX 2)", delete(FS, (256, fmt.DIR_INDEX, 2))),
         (
             "does not lead to inode 257",
             change_item(FS, (256, fmt.DIR_INDEX, 2), "Q", 0, 258),
         ),
     ],
     "virtual-file-extent": [
-        ("preallocated", change_item(FS, file_extent(1), "B", 20, 2)),
-        ("encoded", change_item(FS, file_extent(1), "B", 16, 1)),
-        ("a hole", change_item(FS, file_extent(1), "Q", 21, 0)),
         ("not the whole", change_item(FS, file_extent(1), "Q", 45, STEP - 4096)),
         (
             "have a checksum",
@@ -371,10 +324,6 @@ VIOLATIONS: dict[str, list[tuple[str, Edit]]] = {
     ],
     "tree": [
         ("there is no device tree", delete(ROOT_TREE, (4, fmt.ROOT_ITEM, 0))),
-        (
-            "file tree, leaf at 1048576",
-            change_item(ROOT_TREE, (5, fmt.ROOT_ITEM, 0), "Q", 176, MIB),
-        ),
         (
             "the address is in no chunk",
             change_item(ROOT_TREE, (5, fmt.ROOT_ITEM, 0), "Q", 176, 100 * GIB),
@@ -499,11 +448,8 @@ def test_nodes_are_held_against_their_children(sparse_path: Path) -> None:
     [
         ("nodesize", 12345, "nodesize"),
         ("sectorsize", 8192, "sectorsize of 8192 is not supported"),
-        ("num_devices", 2, "has 2 devices"),
-        ("incompat_flags", 1 << 40, "incompat flags 0x10000000000"),
         ("csum_type", 9, "checksum type"),
         ("array_size", 9999, "sys_chunk_array_size"),
-        ("array_size", 40, "it is cut off"),
         ("array", 9, "sys_chunk_array, entry at 0"),
         ("chunk_root", 0, "chunk_root"),
         ("root", 4097, "root"),

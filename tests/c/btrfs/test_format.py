@@ -28,12 +28,8 @@ def run(build: Path, program: str, *args: str | Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_pieces_do_what_they_say(sanitizers: Path, tmp_path: Path) -> None:
-    run(sanitizers, "format-units", tmp_path)
-
-
 #: Trees of one level and of more; metadata in one chunk and in several.
-@pytest.mark.parametrize("files", [1, 2, 90, 100, 110, 30000])
+@pytest.mark.parametrize("files", [1, 110, 30000])
 def test_an_image_of_many_files_is_clean(
     sanitizers: Path, sparse_path: Path, need: Callable[..., None], files: int
 ) -> None:

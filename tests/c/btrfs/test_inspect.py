@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
 import pytest
-from support.needs import Need
 from support.sanitized_build import SANITIZER_ENVIRONMENT
-from support.seeds import CHUNK, EIB, GIB, MIB, NAME, TIB, mkfs, mkseed
+from support.seeds import CHUNK, EIB, GIB, MIB, NAME, TIB, mkseed
 
-from btrfs_ublk.base.capabilities import MKFS_BTRFS
 from btrfs_ublk.base.helpers import CHECKSEED, HELPERS_VARIABLE, helper_path
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.seed.inspect import ChunkSum, SeedLayout, VirtualFile, inspect_seed
@@ -29,19 +25,6 @@ def sanitized_helpers(
     for name, value in SANITIZER_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     yield
-
-
-def test_a_full_disk_below_the_output(tmp_path: Path) -> None:
-    path = tmp_path / "seed.img"
-    mkseed("--metadata-only", path)
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [helper_path(CHECKSEED), "inspect", path],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    assert done.returncode == 1 and "No space left on device" in done.stderr
 
 
 def test_a_seed_is_described_in_full(tmp_path: Path) -> None:
@@ -116,14 +99,6 @@ def test_options_show(tmp_path: Path) -> None:
     assert b"\x1b" not in done.stdout and b"\\x0a\\x1b[1m: inode 257" in done.stdout
 
 
-def test_two_devices_are_not_supported(sparse_path: Path, need: Need) -> None:
-    need(MKFS_BTRFS)
-    first, second = mkfs(sparse_path, devices=2)
-    for image in (first, second):
-        with pytest.raises(BtrfsUblkError, match="the file system has 2 devices"):
-            inspect_seed(image)
-
-
 def test_damage_is_named(sparse_path: Path) -> None:
     path = sparse_path / "seed.img"
     mkseed("--virtual-data-size=1G", "--metadata-only", path)
@@ -133,22 +108,3 @@ def test_damage_is_named(sparse_path: Path) -> None:
     with pytest.raises(BtrfsUblkError, match="the checksum is wrong") as caught:
         inspect_seed(path)
     assert "check` lists all that is wrong" in str(caught.value.hint)
-
-
-def test_the_command(tmp_path: Path) -> None:
-    path = tmp_path / "seed.img"
-    mkseed("--virtual-data-size=1G", "--metadata-only", path)
-    argv = [sys.executable, "-m", "btrfs_ublk.cli.main", "seed", "inspect", str(path)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "strategy      mega-extent" in done.stdout
-    done = subprocess.run([*argv, "--json"], capture_output=True, text=True, timeout=60)
-    assert SeedLayout.from_json(done.stdout) == inspect_seed(path)
-
-
-def test_json_of_another_version_is_refused() -> None:
-    fields = {field.name for field in dataclasses.fields(SeedLayout)}
-    assert "virtual_data" in fields
-    for text in ("", "[]", "{}", '{"virtual_data": null, "new": 1}'):
-        with pytest.raises(BtrfsUblkError, match="describes no layout"):
-            SeedLayout.from_json(text)

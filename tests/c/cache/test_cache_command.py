@@ -15,7 +15,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner
 from support.paths import CHILDREN
@@ -26,8 +25,6 @@ from btrfs_ublk.cli.cache import command
 from btrfs_ublk.content.cache import Cache, map_digests, root_digest
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.units import KIB
-from btrfs_ublk.volume import VolumeDefinition
-from btrfs_ublk.volume.store import VOLUMES_VARIABLE, VolumeDirectory
 
 UNIT = 64 * KIB
 SIZE = 10 * UNIT + 5000
@@ -107,29 +104,6 @@ def test_prunes_under_a_server(sanitized_build: Path, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"lock", "state"}
 
 
-def test_prunes_by_age(sanitized_build: Path, tmp_path: Path) -> None:
-    with cache_shell(sanitized_build, tmp_path) as shell:
-        fill(shell)
-        fill(shell, 1)
-    old = time.time() - 40 * 86400
-    os.utime(tmp_path / f"{key_of(1)}.data", (old, old))
-    assert run_cache(tmp_path, "prune", "--older-than", "41d")["evicted_bytes"] == 0
-    run_cache(tmp_path, "prune", "--older-than", "39d")
-    assert [one["key"] for one in run_cache(tmp_path, "status")["contents"]] == [
-        key_of(0)
-    ]
-
-
-def test_drops_more_than_a_command_line_holds(
-    sanitized_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("btrfs_ublk.content.cache._UNITS_AT_ONCE", 2)
-    with cache_shell(sanitized_build, tmp_path) as shell:
-        fill(shell)
-        Cache(tmp_path).drop(key_of(0), [3, 4, 10])
-        assert shell.ask("check 0") == "ooommooooom"
-
-
 def test_leaves_what_is_pinned(sanitized_build: Path, tmp_path: Path) -> None:
     with cache_shell(sanitized_build, tmp_path) as shell:
         fill(shell)
@@ -167,32 +141,6 @@ def test_limits_hold_for_all_servers(sanitized_build: Path, tmp_path: Path) -> N
         assert shell.stats()["bytes"] <= 4 * UNIT
         (directory / "limits").write_text("{}")
     assert "limits" in cache_refusal(sanitized_build, directory, reserve_bytes=0)
-
-
-def test_limits_that_change_within_a_second(
-    sanitized_build: Path, tmp_path: Path
-) -> None:
-    """Some file systems have whole seconds only, and give inodes anew at once."""
-
-    def say(max_bytes: int) -> None:
-        text = f'{{"version": 1, "max_bytes": {max_bytes}, "reserve_bytes": 4096}}'
-        (tmp_path / "limits").write_text(text)
-        os.utime(tmp_path / "limits", (1_000_000_000, 1_000_000_000))
-
-    say(4096000)
-    with cache_shell(sanitized_build, tmp_path, reserve_bytes=0) as shell:
-        assert shell.stats()["max_bytes"] == 4096000
-        say(8192000)
-        wait_until(lambda: shell.stats()["max_bytes"] == 8192000, shell.stats)
-
-
-def test_a_cache_to_limit_is_made_or_refused(tmp_path: Path) -> None:
-    limit(tmp_path / "a/b", "--max", "1M")
-    assert (tmp_path / "a/b/limits").exists()
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "file", tmp_path / "file/below"):
-        with pytest.raises(BtrfsUblkError, match=f"{path}.*[Nn]ot a directory"):
-            limit(path, "--max", "1M")
 
 
 def digests_of(directory: Path, key: str) -> bytes:
@@ -273,25 +221,6 @@ def test_copies_a_map_that_is_written_to(tmp_path: Path, checkpoint_pages: int) 
             pinned = units
 
 
-def test_verifies_what_other_maps_have(
-    sanitized_build: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    directory, key, digests = keyed_by_content(sanitized_build, tmp_path)
-    good, bad = tmp_path / "good", tmp_path / "bad"
-    with closing(sqlite3.connect(good)) as connection:
-        connection.executescript(TABLES)
-        connection.execute(
-            "INSERT INTO sources VALUES (1, ?, 1)", (bytes.fromhex(key),)
-        )
-        connection.execute("INSERT INTO digests VALUES (?, ?)", (1 << 32, digests))
-        connection.commit()
-    bad.write_text("no map")
-    report = run_cache(directory, "verify", "--map", bad, "--map", good, status=1)
-    assert report["unread_maps"] == [str(bad)]
-    assert f"cannot read map '{bad}'" in caplog.text
-    assert report["right"] == 11 and report["clean"]
-
-
 def test_verifies_against_a_list(sanitized_build: Path, tmp_path: Path) -> None:
     digests = bytes(range(32)) * 11
     key = root_digest(SIZE, UNIT, digests)
@@ -317,44 +246,6 @@ def test_verifies_by_checksums(sanitized_build: Path, tmp_path: Path) -> None:
         assert report["wrong"] == [[key_of(0), 4]] and report["unknown"] == 10
         assert shell.ask("check 0") == "oooomoooooo"
         assert run_cache(tmp_path, "verify")["clean"]
-
-
-@pytest.mark.parametrize(
-    ("words", "match"),
-    [
-        (["prune"], "nothing to do"),
-        (["prune", "--older-than", "3 weeks"], "is not an age"),
-        (["prune", "--to", "much"], "--to"),
-        (["prune", "--content", "ab"], "64 hexadecimal digits"),
-        (["prune", "--content", "a" * 64], "has no content"),
-    ],
-)
-def test_refuses(tmp_path: Path, words: list[str], match: str) -> None:
-    with pytest.raises(UsageError, match=match):
-        run_cache(tmp_path, *words)
-
-
-def test_a_map_that_is_named_must_be_there(tmp_path: Path) -> None:
-    with pytest.raises(click.UsageError, match="'/nonexistent' does not exist"):
-        run_cache(tmp_path, "verify", "--map", "/nonexistent")
-
-
-def test_those_of_volumes_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(VOLUMES_VARIABLE, str(tmp_path))
-    for name in ("one", "two", "damaged"):
-        volume = VolumeDirectory(tmp_path / name)
-        volume.path.mkdir()
-        volume.write_definition(VolumeDefinition())
-        if name == "damaged":
-            (volume.path / "definition.toml").write_text("size = [")
-    (tmp_path / "one/cache").mkdir()
-    with pytest.raises(UsageError, match="there is no cache") as refused:
-        run_cache(tmp_path / "none", "status")
-    assert not (tmp_path / "none").exists()
-    hint = refused.value.hint or ""
-    assert "-d DIRECTORY" in hint and hint.endswith(f": {tmp_path}/one/cache")
 
 
 def test_shares_a_cache_that_is_stressed(sanitized_build: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from support import compressed
 from support.sanitized_build import SANITIZER_ENVIRONMENT
-from support.shells import StoreShell, root_of, units_of
+from support.shells import StoreShell
 
 from btrfs_ublk.content import digest_file, digest_indexed, make_index
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
@@ -34,16 +34,11 @@ POINT = struct.Struct("<QQII")
 #: Codec, and what makes an object of some bytes.
 OBJECTS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "gzip": ("gzip", lambda data: gzip.compress(data, 6)),
-    "gzip-1": ("gzip", lambda data: gzip.compress(data, 1)),
     "members": ("gzip", compressed.members),
     "stored": ("gzip", compressed.stored),
     "flushed": ("gzip", compressed.flushed),
-    "padded": ("gzip", lambda data: gzip.compress(data) + bytes(1000)),
     "seekable": ("zstd", lambda data: compressed.seekable(data, UNIT)),
     "sums": ("zstd", lambda data: compressed.seekable(data, 100_001, sums=True)),
-    "large": ("zstd", lambda data: compressed.seekable(data, MIB)),
-    "tiny": ("zstd", lambda data: compressed.seekable(data, 5000)),
-    "frames": ("zstd", lambda data: b"".join(compressed.frames(data, UNIT))),
     "skippable": (
         "zstd",
         lambda data: compressed.SKIPPABLE.join(compressed.frames(data, 99_999))
@@ -84,9 +79,7 @@ BAD: dict[str, tuple[str, Callable[[], bytes], str]] = {
         lambda: gzip.compress(DATA)[:-8] + bytes(8),
         "incorrect data check",
     ),
-    "nothing": ("gzip", lambda: gzip.compress(b""), "has no content"),
     "no zstd": ("zstd", lambda: DATA, "no frame of zstd at 0"),
-    "cut frame": ("zstd", lambda: compressed.zstd(DATA)[:-5], "no frame of zstd at 0"),
     "one frame": (
         "zstd",
         lambda: compressed.zstd(bytes(17 * MIB)),
@@ -97,7 +90,6 @@ BAD: dict[str, tuple[str, Callable[[], bytes], str]] = {
         lambda: compressed.zstd(DATA, "--long=27"),
         "a frame cannot be decoded: Frame requires too much memory",
     ),
-    "no frame": ("zstd", lambda: compressed.SKIPPABLE, "has no content"),
     "table": (
         "zstd",
         lambda: compressed.seekable(DATA, UNIT)[5:],
@@ -198,14 +190,10 @@ def test_a_damaged_index_is_not_loaded(
     ("keys", "says"),
     [
         ({"codec": "lz4"}, '"codec" is "lz4", which is unknown'),
-        ({"codec": 7}, '"codec" is no string'),
         ({"codec": "zstd"}, "is an index for the codec gzip, not for zstd"),
         ({"index": "0" * 64}, 'the codec gzip needs "index": {"path": FILE}'),
         ({"index": {"path": "/nowhere/i"}}, "cannot open index '/nowhere/i'"),
-        ({"index": {"path": "relative"}}, "is not absolute"),
-        ({"index": {"path": "/dev/null"}}, "is no regular file"),
         ({"size": 17}, f'"size" is 17, and the index says {SIZE}'),
-        ({"coded_size": 17}, 'unknown key "coded_size"'),
         ({"kind": "pattern", "path": None}, "a computed source has no codec"),
         ({"codec": None}, 'an "index" without a "codec"'),
     ],
@@ -238,13 +226,10 @@ def lie(index: Path, at: int, value: int) -> None:
     ("at", "value", "says"),
     [
         (0, 0, "the index says that 0 bytes come of"),
-        (0, 1 << 63, "bytes come of"),
         (0, SIZE + (17 << 20), "the next one is too far away"),
         (0, 10, "it is behind the end"),
         (1, 0, "bytes come of 0"),
-        (2, 1 << 40, "bytes come of"),
         (3, 0, "the index has 0 points"),
-        (3, 1 << 60, "at most 1048576"),
         (3, 5, "the index is damaged"),
         (4, 1 << 50, "at most"),
     ],
@@ -263,21 +248,6 @@ def test_numbers_that_lie(
         assert says in add(shell, source_of(path, "gzip", index))["text"]
 
 
-def test_few_points_of_very_much(sanitized_build: Path, tmp_path: Path) -> None:
-    """16 TiB, of which no unit is looked at that needs what the one before needs."""
-    points, span = 1 << 20, 16 * MIB
-    coded = 2 * points
-    index = tmp_path / "index"
-    header = (b"BUindex\0", 1, 0, b"zstd", points * span, coded, coded, points, 0)
-    index.write_bytes(
-        HEADER.pack(*header)
-        + b"".join(POINT.pack(i * span, i * 16, 0, 0) for i in range(points))
-    )
-    source = source_of(tmp_path / "none", "zstd", index, unit=4 * KIB)
-    with StoreShell(sanitized_build, tmp_path / "map") as shell:
-        assert add(shell, source)["added"] == [[0, False]]
-
-
 def test_a_unit_that_needs_too_much(sanitized_build: Path, tmp_path: Path) -> None:
     """Its frame says that little comes out of nine megabytes."""
     noise = random.Random(3).randbytes(9 * MIB)
@@ -288,44 +258,16 @@ def test_a_unit_that_needs_too_much(sanitized_build: Path, tmp_path: Path) -> No
     assert "need more than 8388608 of the object" in text
 
 
-def test_digests_are_those_of_what_is_read(
-    sanitized_build: Path, tmp_path: Path, gzipped: tuple[Path, Path]
-) -> None:
-    path, index = gzipped
-    digests = digest_indexed(path, index, unit_bytes=UNIT)
-    assert digests.root == root_of(
-        units_of(DATA, UNIT), size_bytes=SIZE, unit_bytes=UNIT
-    )
-    digests.write(tmp_path / "digests")
-    source = source_of(path, "gzip", index, digests={"path": f"{tmp_path}/digests"})
-    with StoreShell(sanitized_build, tmp_path / "map") as shell:
-        assert "added" in add(shell, source | {"root": digests.root})
-        assert shell.ask(source=1)["has_digests"]
-
-
-@pytest.mark.parametrize("name", ["gzip", "members", "seekable", "skippable"])
+@pytest.mark.parametrize("name", ["members", "skippable"])
 def test_many_changes(sanitized_build: Path, tmp_path: Path, name: str) -> None:
     codec, compress = OBJECTS[name]
     path = write(tmp_path / "object", compress(DATA[:MIB]))
     indexed(path, codec, spacing=50_000)
     done = subprocess.run(
-        [sanitized_build / "csrc/tests/fuzz-codec", "--iterations", "300", path],
+        [sanitized_build / "csrc/tests/fuzz-codec", "--iterations", "150", path],
         capture_output=True,
         text=True,
         timeout=120,
         env=os.environ | SANITIZER_ENVIRONMENT,
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_windows_have_only_what_is_needed(tmp_path: Path) -> None:
-    """What nothing refers to is zeroes, so an index is smaller than its windows."""
-    words = [random.Random(n).randbytes(12).hex() for n in range(1000)]
-    text = " ".join(random.Random(1).choices(words, k=250_000)).encode()
-    path = write(tmp_path / "object", gzip.compress(text))
-    index = indexed(path, "gzip", spacing=MIB)
-    points = HEADER.unpack_from(index.read_bytes())[7]
-    # The windows themselves would be compressed to 5 KiB or more each.
-    assert points > 4 and index.stat().st_size < points * 24 * KIB
-    digests = digest_indexed(path, index, unit_bytes=UNIT)
-    assert digests.units == b"".join(units_of(text, UNIT))

@@ -101,22 +101,6 @@ class TestHelper:
             directory.rmdir()
             assert child.wait(TIMEOUT_S) == 0
 
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            ([], "--watch is missing"),
-            (["--watch", "0"], "--directory is missing"),
-            (["--watch", "x"], "'x' is no open descriptor"),
-            (["--watch", "99"], "'99' is no open descriptor"),
-            (["--what"], "`btrfs-ublk-keeper --help` shows the usage"),
-        ],
-    )
-    def test_usage(self, arguments: list[str], message: str) -> None:
-        done = subprocess.run(
-            [helper_path(KEEPER), *arguments], capture_output=True, text=True
-        )
-        assert done.returncode == 2 and message in done.stderr
-
 
 def open_fds() -> set[int]:
     return {int(name) for name in os.listdir("/proc/self/fd")}

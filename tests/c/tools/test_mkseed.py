@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import struct
 import tempfile
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +24,6 @@ from support.seeds import (
     MAX_SIZE,
     MIB,
     NAME,
-    TIB,
     VIRTUAL_START,
     Image,
     Item,
@@ -37,13 +35,8 @@ from support.seeds import (
 from btrfs_ublk.base.capabilities import BTRFS_PROGS
 
 SIZES = [
-    *(4 * MIB, 4 * MIB + BLOCK),
-    *(4 * GIB - BLOCK, 4 * GIB, 4 * GIB + BLOCK),
-    *(275 * GIB, 250 * TIB),
-    *(CHUNK - BLOCK, CHUNK, CHUNK + BLOCK),
-    *(2 * CHUNK - BLOCK, 2 * CHUNK, 2 * CHUNK + 4 * GIB),
-    *(1023 * CHUNK, 1024 * CHUNK),
-    *(4 * EIB, MAX_SIZE - BLOCK, MAX_SIZE),
+    *(4 * MIB, 4 * GIB + BLOCK, CHUNK - BLOCK, CHUNK, 2 * CHUNK + 4 * GIB),
+    *(1023 * CHUNK, 1024 * CHUNK, 4 * EIB, MAX_SIZE),
 ]
 
 #: Of the seed that test_given_all_inputs_the_image_is_known makes.
@@ -223,7 +216,7 @@ names = st.text(
 uuids = st.uuids(allow_nil=False).map(str)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(sizes, names, uuids, st.integers(1, 400), st.data())
 def test_any_seed_keeps_the_invariants(
     size: int, name: str, fsid: str, chunk_count: int, data: st.DataObject
@@ -252,25 +245,6 @@ def test_any_seed_keeps_the_invariants(
             btrfs_check(path)
 
 
-@pytest.mark.thorough
-def test_many_chunks_need_more_than_the_least_system_chunk(sparse_path: Path) -> None:
-    path = sparse_path / "seed.img"
-    about = mkseed("--virtual-data-size=400T", "--chunk-size=4G", path)
-    assert about["chunks"] == 102400 and about["stub_chunk"]
-    with path.open("rb") as file:
-        image = Image(file)
-        chunks = [
-            (item.offset, *item.unpack("QQQQ"))
-            for item in image.items(image.super.chunk_root)
-            if item.type == fmt.CHUNK_ITEM and item.offset < VIRTUAL_START
-        ]
-        check_invariants(image, about)
-    (_, system, *_), (_, metadata, *_), stub = chunks
-    assert system > 4 * MIB and metadata > 8 * MIB
-    assert (stub[1], stub[4]) == (MIB, 1 | 1 << 3)  # DATA | RAID0
-    btrfs_check(path)
-
-
 # The same, and not the same
 
 
@@ -282,36 +256,7 @@ def test_given_all_inputs_the_image_is_known(tmp_path: Path) -> None:
     assert digest(tmp_path / "seed.img") == GOLDEN
 
 
-def test_the_epoch_variable_sets_the_time(tmp_path: Path) -> None:
-    given = ("--metadata-only", IDENTITY[0])
-    mkseed(*given, tmp_path / "a", env={"SOURCE_DATE_EPOCH": "1700000000"})
-    mkseed(*given, "--time=1700000000", tmp_path / "b", env={"SOURCE_DATE_EPOCH": "5"})
-    mkseed(*given, tmp_path / "c", env={"SOURCE_DATE_EPOCH": ""})
-    assert digest(tmp_path / "a") == digest(tmp_path / "b") != digest(tmp_path / "c")
-
-
-def test_uuids_are_fresh_or_as_given(tmp_path: Path) -> None:
-    one = mkseed("--metadata-only", tmp_path / "one")
-    two = mkseed("--metadata-only", tmp_path / "two")
-    assert len({s[k] for s in (one, two) for k in ("fsid", "device_uuid")}) == 4
-    device = "12345678-1234-5678-1234-567812345678"
-    three = mkseed("--metadata-only", "--device-uuid", device, tmp_path / "three")
-    assert three["device_uuid"] == device
-
-
 # Speed
-
-
-@pytest.mark.timing
-def test_four_exbibytes_are_quick_and_small(sparse_path: Path) -> None:
-    times = []
-    for attempt in range(3):
-        start = time.monotonic()
-        about = mkseed(sparse_path / f"seed-{attempt}.img")
-        times.append(time.monotonic() - start)
-    assert min(times) <= 0.3, times
-    assert about["allocated_bytes"] <= 16 * MIB
-    assert about["virtual_data"]["size"] == 4 * EIB
 
 
 # The kernel

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import random
-import resource
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.sanitized_build import SANITIZER_ENVIRONMENT, sanitized_build
-from support.seeds import GIB, KIB, MIB, TIB, assert_refused, mkseed, mkseed_raw
+from support.seeds import GIB, KIB, assert_refused, mkseed, mkseed_raw
 
-from btrfs_ublk.base.capabilities import ROOT
 from btrfs_ublk.base.helpers import MKSEED, helper_path
 
 #: The fixture, under a name of this module's.
@@ -27,55 +24,22 @@ GOOD_UUID = "01234567-89ab-cdef-0123-456789abcdef"
 #: What is wrong, the arguments, and what the message says.
 BAD_USAGE: dict[str, tuple[list[str | bytes], str]] = {
     "not a size": (["--virtual-data-size=lots", "o"], '"lots" is not a size'),
-    "empty size": (["--virtual-data-size=", "o"], '"" is not a size'),
-    "negative size": (["--virtual-data-size=-4096", "o"], "is not a size"),
-    "fraction": (["--virtual-data-size=1.5G", "o"], "is not a size"),
-    "unknown unit": (["--virtual-data-size=4X", "o"], "is not a size"),
     "over 64 bits": (["--virtual-data-size=16E", "o"], "more than 64 bits"),
-    "digits over 64 bits": (["--virtual-data-size", "9" * 40, "o"], "more than 64"),
     "unaligned": (["--virtual-data-size=4194305", "o"], "not a multiple of 4096"),
     "too small": (["--virtual-data-size=4092K", "o"], "too small"),
-    "zero": (["--virtual-data-size=0", "o"], "too small"),
     "too large": (["--virtual-data-size=8E", "o"], "the limit is 9223371482803994624"),
-    "above the limit": (
-        ["--virtual-data-size=9223371482803998720", "o"],
-        "the limit is 9223371482803994624",
-    ),
-    "empty name": (["--virtual-data-filename=", "o"], "empty"),
     "slash": (["--virtual-data-filename=a/b", "o"], "slash"),
-    "dot": (["--virtual-data-filename=.", "o"], "names a directory"),
     "dot dot": (["--virtual-data-filename=..", "o"], "names a directory"),
     "long name": (["--virtual-data-filename", "n" * 256, "o"], "256 bytes"),
-    "long name of few characters": (
-        ["--virtual-data-filename", "ü" * 128, "o"],
-        "256 bytes",
-    ),
     "name not UTF-8": ([b"--virtual-data-filename=\xff", "o"], "UTF-8"),
-    "long label": (["--label", "l" * 256, "o"], "256 bytes"),
     "label of lines": (["--label", "a\nb", "o"], "line break"),
-    "label not UTF-8": ([b"--label=\xc3", "o"], "UTF-8"),
     "not a UUID": (["--fsid=1234", "o"], "not a UUID"),
-    "long UUID": (["--device-uuid", GOOD_UUID + "0", "o"], "not a UUID"),
-    "zero UUID": (
-        ["--chunk-tree-uuid", "0" * 8 + "-0000" * 3 + "-" + "0" * 12, "o"],
-        "not a UUID",
-    ),
-    "bad subvolume": (["--subvolume-uuid=x", "o"], "--subvolume-uuid"),
     "time": (["--time=yesterday", "o"], "not a time"),
-    "negative time": (["--time=-1", "o"], "not a time"),
-    "huge time": (["--time=99999999999999999999", "o"], "not a time"),
-    "chunk step": (["--chunk-size=4097M", "o"], "multiple of 4 GiB"),
     "long chunk": (["--chunk-size=256T", "o"], "multiple of 4 GiB"),
-    "no chunk": (["--chunk-size=0", "o"], "multiple of 4 GiB"),
     "many chunks": (["--chunk-size=4G", "o"], "the limit is 262144"),
     "unknown option": (["--frobnicate", "o"], "--frobnicate"),
-    "unknown letter": (["-x", "o"], "-x"),
-    "ambiguous": (["--vir=4M", "o"], "--vir"),
     "missing value": (["o", "--label"], "--label needs a value"),
-    "value too many": (["--force=yes", "o"], "takes no value"),
-    "no output": ([], "OUTPUT is missing"),
     "empty output": ([""], "OUTPUT is missing"),
-    "two outputs": (["o", "p"], 'unexpected: "p"'),
 }
 
 
@@ -86,11 +50,6 @@ def test_bad_usage_is_refused(sanitizers: Path, tmp_path: Path, case: str) -> No
     done = mkseed_raw(*args, program=program, env=SANITIZER_ENVIRONMENT, cwd=tmp_path)
     assert_refused(done, 2, message)
     assert os.listdir(tmp_path) == []
-
-
-def test_a_bad_epoch_is_refused(tmp_path: Path) -> None:
-    done = mkseed_raw("o", cwd=tmp_path, env={"SOURCE_DATE_EPOCH": "now"})
-    assert_refused(done, 2, "SOURCE_DATE_EPOCH")
 
 
 def test_odd_but_good_input_is_taken(tmp_path: Path) -> None:
@@ -166,15 +125,6 @@ def test_a_bad_place_is_refused(tmp_path: Path, name: str, message: str) -> None
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_limit_on_file_sizes_is_named(tmp_path: Path) -> None:
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (GIB, GIB))
-
-    done = mkseed_raw(tmp_path / "seed.img", preexec_fn=limit)
-    assert_refused(done, 1, "limit of this process", "ulimit")
-    assert os.listdir(tmp_path) == []
-
-
 def test_a_full_device_as_stdout_is_noticed(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -186,35 +136,10 @@ def test_a_full_device_as_stdout_is_noticed(tmp_path: Path) -> None:
     assert done.returncode == 1 and b"printing the result failed" in done.stderr
 
 
-def test_it_needs_no_privileges(tmp_path: Path, need: Callable[..., None]) -> None:
-    need(ROOT)
-    nobody = 65534
-    os.chown(tmp_path, nobody, nobody)
-    directory = os.open(tmp_path, os.O_RDONLY)
-    helper = helper_path(MKSEED)
-    try:
-        # The ways to the helper and to the directory may be open to root alone, so the
-        # one is found from where the process stands and the other by its descriptor.
-        done = mkseed_raw(
-            f"/proc/self/fd/{directory}/seed.img",
-            "--metadata-only",
-            program=f"./{helper.name}",
-            cwd=helper.parent,
-            pass_fds=[directory],
-            user=nobody,
-            group=nobody,
-            extra_groups=[],
-        )
-    finally:
-        os.close(directory)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "seed.img").stat().st_uid == nobody
-
-
 def test_a_killed_run_leaves_nothing(tmp_path: Path) -> None:
     rng = random.Random(7)
     interrupted = 0
-    for number in range(60):
+    for number in range(20):
         signum = rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
         name = f"seed-{number}"
         process = subprocess.Popen(
@@ -238,19 +163,3 @@ def test_a_killed_run_leaves_nothing(tmp_path: Path) -> None:
 
 
 # Under sanitizers
-
-
-def test_sanitizers_find_nothing(sanitizers: Path, tmp_path: Path) -> None:
-    program = sanitizers / "csrc/tools" / MKSEED
-    path = tmp_path / "seed.img"
-    for size in (4 * MIB, GIB + 4096, 255 * TIB + 4096, 4 << 60):
-        about = mkseed(
-            *("--metadata-only", "--force", f"--virtual-data-size={size}", path),
-            program=program,
-            env=SANITIZER_ENVIRONMENT,
-        )
-        assert about["virtual_data"]["size"] == size
-    done = mkseed_raw(path, program=program, env=SANITIZER_ENVIRONMENT)
-    assert_refused(done, 1, "exists")
-    done = mkseed_raw(tmp_path / "a/b", program=program, env=SANITIZER_ENVIRONMENT)
-    assert_refused(done, 1, "does not exist")

@@ -73,7 +73,7 @@ def layouts(draw: st.DrawFn) -> tuple[int, list[Segment]]:
     return position + draw(st.integers(1, 9)) * BLOCK, segments
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(layouts())
 def test_json_and_back(layout: tuple[int, list[Segment]]) -> None:
     size, segments = layout
@@ -81,7 +81,7 @@ def test_json_and_back(layout: tuple[int, list[Segment]]) -> None:
     assert Description.from_json(description.to_json()) == description
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(layouts(), st.sampled_from(["error", "zero"]), st.randoms())
 def test_gaps_are_filled_and_nothing_else(
     layout: tuple[int, list[Segment]], gaps: Any, random: Any
@@ -222,6 +222,7 @@ def test_a_device_becomes_nothing_else(other: Description, message: str) -> None
         pair_and().check_growth(other)
 
 
+@settings(max_examples=40)
 @given(
     base=st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-20000, 0),
     offset=st.integers(0, MAX_DEVICE_BYTES - 20000) | st.integers(0, 20000),

@@ -1,21 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * map-shell: mappings, driven by commands on standard input. Each line is answered by a line.
- *
- *   add OFFSET LENGTH SOURCE SOURCE_OFFSET      "added", or the mapping that it would overlap
- *   find OFFSET | next OFFSET | overlap OFFSET LENGTH      a mapping, or "none"
- *   room FROM END LENGTH ALIGNMENT              an offset, or "none"
- *   reserve COUNT                               "reserved"
- *   list                                        the number of mappings, then each
- *
- * map-shell --race COUNT THREADS adds COUNT mappings in a random order while THREADS look them up.
- * Its exit status is 1 if a thread ever got a wrong answer.
+ * map-race COUNT THREADS: adds COUNT mappings in a random order while THREADS look them up. Its exit
+ * status is 1 if a thread ever got a wrong answer.
  */
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/cleanup.h"
 #include "base/message.h"
@@ -25,92 +16,6 @@
 enum { SOURCES = 16, THREADS_MAX = 16, STRIDE = 3 * 4096, LENGTH = 2 * 4096 };
 
 static struct source sources[SOURCES];
-
-static void print(const struct mapping *mapping)
-{
-	if (mapping)
-		printf("%" PRIu64 " %" PRIu64 " %u %" PRIu64 "\n", mapping->offset, mapping->length,
-		       (unsigned)(mapping->source - sources), mapping->source_offset);
-	else
-		puts("none");
-}
-
-static int add(struct map *map, const uint64_t numbers[static 4])
-{
-	const struct mapping *conflict;
-	int err = map_add(map,
-			  &(struct mapping){
-				  .offset = numbers[0],
-				  .length = numbers[1],
-				  .source = &sources[numbers[2] % SOURCES],
-				  .source_offset = numbers[3],
-			  },
-			  &conflict);
-
-	if (conflict)
-		print(conflict);
-	else if (!err)
-		puts("added");
-	return conflict ? 0 : err;
-}
-
-static void list(const struct map *map)
-{
-	const struct mapping *mapping = map_next(map, 0);
-
-	printf("%" PRIu64 "\n", map_count(map));
-	for (; mapping; mapping = map_next(map, mapping->offset + mapping->length))
-		print(mapping);
-}
-
-/* Returns 0, or -1 when the line is not a command. */
-static int execute(struct map *map, const char *line)
-{
-	uint64_t n[4];
-	char name[16];
-	int words = sscanf(line, "%15s %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64, name, &n[0],
-			   &n[1], &n[2], &n[3]);
-
-	if (words == 5 && !strcmp(name, "add"))
-		return add(map, n);
-	if (words == 5 && !strcmp(name, "room")) {
-		uint64_t offset;
-
-		if (map_find_room(map, n[0], n[1], n[2], n[3], &offset))
-			printf("%" PRIu64 "\n", offset);
-		else
-			puts("none");
-	} else if (words == 3 && !strcmp(name, "overlap")) {
-		print(map_overlap(map, n[0], n[1]));
-	} else if (words == 2 && !strcmp(name, "find")) {
-		print(map_find(map, n[0]));
-	} else if (words == 2 && !strcmp(name, "next")) {
-		print(map_next(map, n[0]));
-	} else if (words == 2 && !strcmp(name, "reserve") && !map_reserve(map, n[0])) {
-		puts("reserved");
-	} else if (words == 1 && !strcmp(name, "list")) {
-		list(map);
-	} else {
-		return -1;
-	}
-	return 0;
-}
-
-static int shell(void)
-{
-	struct map *map = map_new();
-	char line[256];
-
-	while (map && fgets(line, sizeof(line), stdin)) {
-		if (execute(map, line)) {
-			msg_error("no command: %s", line);
-			map_free(map);
-			return EXIT_USAGE;
-		}
-	}
-	map_free(map);
-	return map ? EXIT_OK : EXIT_FAILED;
-}
 
 struct race {
 	struct map *map;
@@ -202,16 +107,14 @@ static int start_race(uint64_t count, unsigned threads)
 
 int main(int argc, char **argv)
 {
-	message_init("map-shell");
-	if (argc == 1)
-		return shell();
-	if (argc == 4 && !strcmp(argv[1], "--race")) {
-		unsigned long count = strtoul(argv[2], NULL, 10);
-		unsigned long threads = strtoul(argv[3], NULL, 10);
+	message_init("map-race");
+	if (argc == 3) {
+		unsigned long count = strtoul(argv[1], NULL, 10);
+		unsigned long threads = strtoul(argv[2], NULL, 10);
 
 		if (count && count <= UINT32_MAX && threads <= THREADS_MAX)
 			return start_race(count, (unsigned)threads);
 	}
-	msg_error("usage: map-shell [--race COUNT THREADS]");
+	msg_error("usage: map-race COUNT THREADS");
 	return EXIT_USAGE;
 }
