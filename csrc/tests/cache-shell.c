@@ -6,27 +6,19 @@
  *   open INDEX KEY SIZE UNIT	ok
  *   put INDEX UNIT		ok
  *   read INDEX FIRST LAST	miss | changed | ok | rotten (by its checksums) | wrong
- *   has INDEX FIRST LAST	miss | ok
  *   check INDEX			a letter for each unit: o(k), m(iss), c(hanged), r(otten), w(rong)
  *   drop INDEX UNIT		ok
  *   shrink BYTES		ok
- *   guard COUNT			ok: so many mappings of other caches are guarded as well
  *   sync			ok
  *   reopen DIRECTORY		ok: the cache there, with no source open
- *   batches			COUNT: how many times pending units were written to the disk
  *   stats			JSON
  *   stress SECONDS THREADS	READS HITS CHANGED PUTS WRONG: random operations on all open sources
- *   later LINE			LINE's answer, when a thread of its own has done it; one at a time
- *   end				nothing: a stress that runs ends now
- *   kill			nothing: the process is dead
  *
  * Each may answer "error ERRNO" instead.
  */
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
-#include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,9 +35,6 @@ enum { SOURCES = 16, THREADS_MAX = 16 };
 static struct cache *cache;
 static struct cache_options options;
 static struct source sources[SOURCES];
-static pthread_t later;
-static bool has_later;
-static atomic_bool ends;
 
 struct worker {
 	pthread_t thread;
@@ -120,13 +109,6 @@ static const char *read_units(const struct source *source, uint64_t first, uint6
 	return answer;
 }
 
-static bool has_units(const struct source *source, uint64_t first, uint64_t last)
-{
-	const struct cache_object *object = cache_object_of(source);
-
-	return object && cache_has(object, first, last);
-}
-
 static uint64_t next(struct worker *worker)
 {
 	worker->random ^= worker->random << 13;
@@ -139,7 +121,7 @@ static void *work(void *argument)
 {
 	struct worker *worker = argument;
 
-	while (!ends && cache_now_ns() < worker->until_ns) {
+	while (cache_now_ns() < worker->until_ns) {
 		const struct source *source = &sources[next(worker) % SOURCES];
 		uint64_t units, unit;
 		const char *answer;
@@ -230,43 +212,6 @@ static void print_result(int err)
 		puts("ok");
 }
 
-static bool answer(const char *line);
-
-static void *answer_later(void *line)
-{
-	answer(line);
-	free(line);
-	return NULL;
-}
-
-static void end_later(void)
-{
-	if (has_later)
-		pthread_join(later, NULL);
-	has_later = false;
-}
-
-static void begin_later(const char *line)
-{
-	char *copy = strdup(line);
-
-	end_later();
-	if (!copy || pthread_create(&later, NULL, answer_later, copy))
-		exit(EXIT_FAILED);
-	has_later = true;
-}
-
-/* As if other caches had as many mappings. */
-static int guard_more(unsigned count)
-{
-	static bool damaged;
-	int err = 0;
-
-	for (uintptr_t i = 1; i <= count && !err; i++)
-		err = guard_add((const void *)i, 1, &damaged);
-	return err;
-}
-
 static bool answer(const char *line)
 {
 	uint64_t first, last, size;
@@ -283,35 +228,21 @@ static bool answer(const char *line)
 		print_result(put(&sources[index % SOURCES], first));
 	} else if (sscanf(line, "read %u %" SCNu64 " %" SCNu64, &index, &first, &last) == 3) {
 		puts(read_units(&sources[index % SOURCES], first, last));
-	} else if (sscanf(line, "has %u %" SCNu64 " %" SCNu64, &index, &first, &last) == 3) {
-		puts(has_units(&sources[index % SOURCES], first, last) ? "ok" : "miss");
 	} else if (sscanf(line, "drop %u %" SCNu64, &index, &first) == 2) {
 		print_result(cache_drop(cache_object_of(&sources[index % SOURCES]), first));
 	} else if (sscanf(line, "shrink %" SCNu64, &size) == 1) {
 		print_result(cache_shrink(cache, size));
 	} else if (sscanf(line, "stress %u %u", &index, &number) == 2 && number <= THREADS_MAX) {
 		stress(index, number);
-	} else if (sscanf(line, "guard %u", &number) == 1) {
-		print_result(guard_more(number));
-	} else if (!strncmp(line, "later ", 6)) {
-		begin_later(line + 6);
 	} else if (!strcmp(line, "sync\n")) {
 		cache_sync(cache);
 		puts("ok");
-	} else if (!strcmp(line, "batches\n")) {
-		pthread_mutex_lock(&cache->pending_lock);
-		printf("%" PRIu64 "\n", cache->finished);
-		pthread_mutex_unlock(&cache->pending_lock);
 	} else if (!strcmp(line, "stats\n")) {
 		json_t *stats = cache_stats_json(cache);
 
 		json_dumpf(stats, stdout, JSON_COMPACT);
 		putchar('\n');
 		json_decref(stats);
-	} else if (!strcmp(line, "end\n")) {
-		ends = true;
-	} else if (!strcmp(line, "kill\n")) {
-		kill(getpid(), SIGKILL);
 	} else {
 		return false;
 	}
@@ -341,7 +272,6 @@ int main(int argc, char **argv)
 			return EXIT_USAGE;
 		}
 	}
-	end_later();
 	cache_close(cache);
 	return EXIT_OK;
 }

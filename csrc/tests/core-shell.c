@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * core-shell SEED TURNS RUN_UNITS [CACHE]: the core of the fetcher without its thread. A kind of mirror of
- * this program lets runs of at most RUN_UNITS end in any order, also while they begin. First, a reader leaves, the
- * end of a subscription ends others, and memory is short; then come random subscriptions, ends of
- * them, completions, failures and steps. Prints what was delivered, failed and ended, how many units
+ * this program lets runs of at most RUN_UNITS end in any order, also while they begin. There are
+ * random subscriptions, ends of them, completions, failures and steps. Prints what was delivered, failed and ended, how many units
  * the longest run had, and how often one went on after it had waited for memory. Fails when data are wrong, or something is left at the end. With a cache, what is right is also put there.
  */
 #include <errno.h>
@@ -321,139 +320,6 @@ static void take_turn(void)
 	}
 }
 
-/* The first failure of a unit ends its other subscription, and that of another unit. */
-
-static struct wanted *victims;
-
-static void ends_others(struct subscription *subscription, int err)
-{
-	struct wanted *one = container_of(subscription, struct wanted, subscription);
-
-	(void)err;
-	one->runs = false;
-	failed++;
-	end_one(&victims[1]);
-	end_one(&victims[2]);
-}
-
-static void try_ends_of_others(void)
-{
-	static const struct subscription_ops ops = {
-		.right = on_right,
-		.failed = ends_others,
-		.urgency = URGENCY_DEMAND,
-		.rounds = UINT_MAX,
-	};
-
-	held = true;
-	victims = wanted;
-	for (unsigned i = 0; i < 3; i++)
-		want(&wanted[i], sources[0], i == 2, 0, clock_now_ns() + NS_PER_S);
-	wanted[0].subscription.ops = &ops;
-	wanted[1].subscription.ops = &ops;
-	while (!running[0] || !running[1])
-		run_loop();
-	require(core.units == 2, "there are more than two units");
-	while (!failed) {
-		unsigned first = running[0] && !running[0]->offset ? 0 : 1;
-		struct run *run = running[first];
-
-		if (run && run->offset)
-			run = NULL;
-		else
-			running[first] = NULL;
-		if (run)
-			run_failed(run, FETCH_GONE, error_set(&run->error, -ENOENT, "it is gone"));
-		require(core.units == 2, "a unit was freed outside of a step");
-		run_loop();
-	}
-	require(failed == 1 && ended == 2 && !delivered, "others were called too");
-	require(core.units == 1, "a unit that nobody wants is left");
-	held = false;
-}
-
-/* A reader that leaves the queue takes its urgency along. */
-static void try_reader_leaves(void)
-{
-	unsigned most = core.options.max_transfers;
-	const struct unit *unit;
-
-	core.options.max_transfers = 0;
-	want(&wanted[0], sources[0], 0, 0, clock_now_ns() + NS_PER_S);
-	want(&wanted[1], sources[0], 0, 1, 0);
-	core_step(&core);
-	unit = unit_find(&core, sources[0], 0);
-	require(unit && unit->urgency == URGENCY_DEMAND, "no reader waits");
-	end_one(&wanted[0]);
-	require(unit->urgency == URGENCY_BACKGROUND, "it is urgent, but its reader has left");
-	require(!list_is_empty(&unit->host->waiting[URGENCY_BACKGROUND]), "it is in no queue");
-	end_one(&wanted[1]);
-	core_step(&core);
-	require(!core.units, "a unit that nobody wants is left");
-	core.options.max_transfers = most;
-	ended = 0;
-}
-
-/* The linker has host_get() called here; see meson.build. */
-static bool memory_is_short, was_short;
-
-struct host *__real_host_get(struct host **list, const char *name, bool blocking);
-struct host *__wrap_host_get(struct host **list, const char *name, bool blocking);
-
-struct host *__wrap_host_get(struct host **list, const char *name, bool blocking)
-{
-	was_short = memory_is_short;
-	return memory_is_short ? NULL : __real_host_get(list, name, blocking);
-}
-
-static unsigned count_running(void)
-{
-	unsigned count = 0;
-
-	for (unsigned i = 0; i < RUNNING_MAX; i++)
-		count += running[i] != NULL;
-	return count;
-}
-
-static void finish_running(void)
-{
-	while (core.busy) {
-		for (unsigned i = 0; i < RUNNING_MAX; i++) {
-			struct run *run = running[i];
-
-			running[i] = NULL;
-			if (run)
-				succeed(run);
-		}
-		run_loop();
-	}
-}
-
-/* What is wanted while there is no memory for a host counts in none, or also at its end. */
-static void try_no_memory_for_host(void)
-{
-	uint64_t until_ns = clock_now_ns() + END_S * NS_PER_S;
-
-	finish_running();
-	held = true;
-	memory_is_short = true;
-	want(&wanted[0], sources[2], 0, 0, FETCHER_NO_DEADLINE);
-	while (!was_short) {
-		require(clock_now_ns() < until_ns, "no host was asked for");
-		run_loop();
-	}
-	memory_is_short = false;
-	want(&wanted[1], sources[2], 1, 0, FETCHER_NO_DEADLINE);
-	while (count_running() < 2) {
-		require(clock_now_ns() < until_ns, "two fetches have not begun");
-		run_loop();
-	}
-	finish_running();
-	for (const struct host *host = core.hosts; host; host = host->next)
-		require(!host->in_flight, "a host has fetches that it did not begin");
-	held = false;
-}
-
 static void set_up(const char *cache_path)
 {
 	struct error error = {};
@@ -578,9 +444,6 @@ int main(int argc, char **argv)
 	run_units = (unsigned)strtoul(argv[3], NULL, 10);
 	set_up(argc > 4 ? argv[4] : NULL);
 	start_workers();
-	try_reader_leaves();
-	try_ends_of_others();
-	try_no_memory_for_host();
 	while (turns--)
 		take_turn();
 	settle();

@@ -5,7 +5,6 @@
  *
  *   probe TIMEOUT_MS
  *   pin IDENTITY                             the identity that the object had before
- *   digests                                  its source has some
  *   fetch OFFSET LENGTH TIMEOUT_MS COUNT     COUNT ranges at a time, one behind the other
  *   cancel OFFSET LENGTH AFTER_MS            begins a fetch, and gives it up
  *
@@ -285,9 +284,6 @@ static bool answer(struct mirror *mirror, char *line)
 	} else if (!strncmp(line, "pin ", 4)) {
 		free(mirror->identity);
 		mirror->identity = strdup(line + 4);
-		print(json_object());
-	} else if (!strcmp(line, "digests")) {
-		mirror->source->has_digests = true;
 		print(json_object());
 	} else if (sscanf(line, "fetch %llu %u %u %u", &offset, &length, &timeout_ms, &count) ==
 		   4) {

@@ -7,9 +7,6 @@
  *   {"list": true} | {"source": ID} | {"check": true} | {"check_digests": ID} | {"pins": ID}
  *   {"digest": [SOURCE, UNIT]} | {"pin": [SOURCE, UNIT, HEX], "threads": N} | {"identity": [SOURCE, MIRROR, TEXT]}
  *   {"random": [COUNT, SOURCE]}   adds COUNT mappings in one go
- *     "pin": ID, "leave": N       ... while a thread pins units of that source; the client leaves
- *                                 after N of them since the first slice
- *     "again": true               ... the first unit each time
  *   {"checkpoint": true}          as happens by itself when the log is long
  *   {"reopen": FILE}              closes this map and opens another one
  *
@@ -21,11 +18,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/cleanup.h"
 #include "base/message.h"
-#include "base/relaxed.h"
 #include "lazy/fetcher.h"
 #include "lazy/map.h"
 #include "lazy/store.h"
@@ -118,46 +113,13 @@ static json_t *add(struct shell *shell, const json_t *command)
 	return err ? failure(err, &error) : additions_json(additions, count);
 }
 
-/* Pins units, one after the other, while mappings are added. */
-struct meanwhile {
-	struct store *store;
-	const struct source *source; /* or NULL */
-	uint64_t pinned, since_slice, leave;
-	bool again, over, ended;
-};
-
-static void *pin_meanwhile(void *argument)
-{
-	static const uint8_t digest[SOURCE_DIGEST_BYTES];
-	struct meanwhile *meanwhile = argument;
-
-	while (!relaxed_load(&meanwhile->ended) &&
-	       !store_pin_digest(meanwhile->store, meanwhile->source,
-				 meanwhile->again ? 0 : meanwhile->pinned, digest)) {
-		meanwhile->pinned++;
-		if (relaxed_load(&meanwhile->store->slices.is_unfinished) &&
-		    ++meanwhile->since_slice == meanwhile->leave)
-			relaxed_store(&meanwhile->over, true);
-	}
-	return NULL;
-}
-
 static json_t *add_many(struct shell *shell, const json_t *command)
 {
 	const json_t *many = json_object_get(command, "random");
 	size_t count = number_at(many, 0);
 	_cleanup_free_ struct store_addition *additions = calloc(count, sizeof(*additions));
 	json_t *sources = json_pack("[O]", json_array_get(many, 1));
-	struct meanwhile meanwhile = {
-		.store = shell->store,
-		.source = store_source(shell->store, (uint64_t)json_integer_value(
-							     json_object_get(command, "pin"))),
-		.leave = (uint64_t)json_integer_value(json_object_get(command, "leave")),
-		.again = json_is_true(json_object_get(command, "again")),
-	};
 	struct error error = {};
-	struct timespec begin, end;
-	pthread_t thread;
 	int err;
 
 	for (size_t i = 0; additions && i < count; i++)
@@ -165,20 +127,9 @@ static json_t *add_many(struct shell *shell, const json_t *command)
 			.offset = 8192 * i,
 			.length = 4096,
 		};
-	clock_gettime(CLOCK_MONOTONIC, &begin);
-	if (meanwhile.source)
-		pthread_create(&thread, NULL, pin_meanwhile, &meanwhile);
-	err = store_add(shell->store, sources, additions, count, NULL, &meanwhile.over, &error);
-	relaxed_store(&meanwhile.ended, true);
-	if (meanwhile.source)
-		pthread_join(thread, NULL);
-	clock_gettime(CLOCK_MONOTONIC, &end);
+	err = store_add(shell->store, sources, additions, count, NULL, NULL, &error);
 	json_decref(sources);
-	return err ? failure(err, &error) :
-		     json_pack("{s:f, s:I}", "seconds",
-			       (double)(end.tv_sec - begin.tv_sec) +
-				       (double)(end.tv_nsec - begin.tv_nsec) * 1e-9,
-			       "pinned", (json_int_t)meanwhile.pinned);
+	return err ? failure(err, &error) : plain(0);
 }
 
 static json_t *list(const struct shell *shell)

@@ -22,12 +22,12 @@ packages_of_part() { # build|demo|bench|test|package|vm|arm64|arm64-root
     test)
         # nginx: a real server that data are fetched from; skopeo: a client of
         # registries that is not ours;
-        # what shows man pages, and shells that complete; containerd, runc and podman,
+        # what shows man pages; containerd, runc and podman,
         # which run containers on our snapshots and images, and what runs in them;
         # strace fails system calls of helpers; clang, for libFuzzer; the last line: web
         # servers that tests/system/peers asks
         echo clang "$(libfuzzer_package)" clang-format clang-tidy shellcheck systemd nginx skopeo \
-            groff-base mandoc zsh fish zstd xz-utils \
+            groff-base mandoc zstd xz-utils \
             containerd runc podman conmon busybox-static strace \
             apache2-bin h2o lighttpd ruby ruby-webrick squid varnish webfs
         ;;

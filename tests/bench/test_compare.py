@@ -15,7 +15,7 @@ from support.needs import Need
 from btrfs_ublk.base.capabilities import Fio
 from btrfs_ublk.bench import commands, report
 from btrfs_ublk.bench.commands.compare import Plan, blocks, command, compare
-from btrfs_ublk.bench.compare import ratio_of, tables
+from btrfs_ublk.bench.compare import ratio_of
 from btrfs_ublk.bench.content import STAMPS, write_content
 from btrfs_ublk.bench.fio import WRITTEN_BLOCK, parse_workload
 from btrfs_ublk.bench.peer import Subject
@@ -93,29 +93,6 @@ class TestTables:
         assert ratio_of(b, a, "iops")[:3] == pytest.approx((0.5, 0.5, 0.5))
         elsewhere = [result | {"run": "2"} for result in b]
         assert ratio_of(elsewhere, a, "iops")[0] != ratio_of(elsewhere, a, "iops")[0]
-
-    def test_the_first_peer_is_what_others_are_held_against(self) -> None:
-        results = [row("b", 1, 50), row("a", 1, 100), row("b", 2, 50), row("a", 2, 100)]
-        (table,) = tables(document(results))
-        assert [cells[0] for cells in table.rows] == ["a", "b"]
-        shown = [dict(zip(table.columns, cells)) for cells in table.rows]
-        assert [cells["ratio"] for cells in shown] == ["1.00", "0.50"]
-        assert [cells["95 %"] for cells in shown] == ["-", "0.50 - 0.50"]
-        assert shown[1]["IOPS"] == "50" and shown[1]["server us"] == "2.0"
-
-    def test_bars(self) -> None:
-        bars = [
-            Bar("b", "randread-psync", 1.1),
-            Bar("b", "randread-psync", 1.3),
-            Bar("b", "randread-psync", 2.0, of="per_core"),
-            Bar("c", "randread-psync", 1.0),
-        ]
-        results = [row("a", 1, 100), row("b", 1, 120, cpu_us=3.5)]
-        *_, table = tables(document(results, bars))
-        assert [(cells[5], cells[7]) for cells in table.rows] == [
-            *(("1.20", "met"), ("1.20", "missed"), ("2.00", "met")),
-            ("-", "not measured"),
-        ]
 
 
 class TestMeasure:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from btrfs_ublk.bench.config import ENGINES, SOURCES, Configuration, configuration_of
+from btrfs_ublk.bench.config import Configuration, configuration_of
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import EIB, GIB, exact_size, parse_size
 
@@ -46,23 +46,13 @@ def test_unknown_keys_are_named() -> None:
     [
         ("btrfs.seed", "giga-extent"),
         ("btrfs.virtual_data_size", "4X"),
-        ("btrfs.virtual_data_size", None),
         ("btrfs.total_clone_size", "5000"),
-        ("btrfs.total_clone_size", "8K"),
-        ("btrfs.total_clone_size", True),
         ("btrfs.total_clone_size", "5E"),
         ("fio.depth", 0),
-        ("fio.depth", "16"),
-        ("fio.depth", 16.5),
         ("fio.direct", 2),
-        ("fio.direct", "1"),
         ("fio.engine", "windowsaio"),
-        ("fio.engine", ["psync"]),
-        ("fio.jobs", True),
         ("fio.jobs", -1),
-        ("fio.runtime", 0),
         ("fio.runtime", float("nan")),
-        ("fio.runtime", "10s"),
         ("ublk.num_queues", 1000),
         ("front_end", "nbd"),
         ("source", "disk"),
@@ -77,31 +67,6 @@ def test_wrong_values_name_their_key(key: str, value: Any) -> None:
 def test_what_is_no_object_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="option"):
         Configuration.from_json(text)
-
-
-@given(
-    st.sampled_from(ENGINES),
-    st.sampled_from(SOURCES),
-    st.integers(4, 1 << 40),
-    st.floats(0.5, 1000),
-    st.integers(1, 256),
-)
-def test_what_is_written_is_read_back(
-    engine: str, source: str, blocks: int, runtime_s: float, jobs: int
-) -> None:
-    configuration = Configuration(
-        seed="fallocate",
-        virtual_data_bytes=1 << 62,
-        total_clone_bytes=blocks * 4096,
-        depth=jobs,
-        direct=False,
-        engine=engine,
-        jobs=jobs,
-        runtime_s=runtime_s,
-        num_queues=jobs,
-        source=source,
-    )
-    assert Configuration.from_json(json.dumps(configuration.to_dict())) == configuration
 
 
 @given(st.integers(0, (1 << 63) - 1))

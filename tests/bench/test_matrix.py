@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 from collections import Counter
@@ -173,23 +172,6 @@ class TestRunner:
                 path.write_bytes(text[:-20])
         assert path.read_bytes() == (tmp_path / "whole").read_bytes()
 
-    def test_failures_count_as_turns_and_may_be_tried_again(
-        self, tmp_path: Path
-    ) -> None:
-        path, good = tmp_path / "r", Machine()
-
-        def fail(configuration: Configuration) -> Row:
-            return full_row(configuration, iops=None, status="failed")
-
-        run_all(path, fail)
-        assert len(runs_in(path)) == 8
-        assert run_all(path, good) == []
-        steps = run_all(path, good, retry=True)
-        assert len(runs_in(path)) == 16 and steps[-1].done == 8
-        with open_results(path, SMALL, seed=1) as results:
-            assert {row["status"] for row in results.rows.values()} == {"ok"}
-            assert len(results.rows) == 8
-
 
 class TestResults:
     @pytest.fixture
@@ -249,18 +231,6 @@ class TestResults:
             with open_results(path, SMALL, seed=1):
                 pass
         assert path.read_text() == before
-
-    @pytest.mark.parametrize(
-        "changed",
-        [{"fio.jobs": 9}, {"block": 9}, {"environment": "x"}, {"total_iops": None}],
-    )
-    def test_a_changed_line_is_named(self, path: Path, changed: dict[str, Any]) -> None:
-        lines = path.read_text().splitlines()
-        lines[2] = json.dumps(json.loads(lines[2]) | changed)
-        path.write_text("\n".join(lines) + "\n")
-        with pytest.raises(UsageError, match="line 3"):
-            with open_results(path, SMALL, seed=1):
-                pass
 
     @pytest.mark.parametrize(
         ("matrix", "seed", "message"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from support.needs import Need
 from support.pages import runs_in
 from support.system_state import SystemState
@@ -19,39 +17,8 @@ from support.system_state import SystemState
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, Fio, Helper
 from btrfs_ublk.base.gc import collect
 from btrfs_ublk.base.helpers import MKSEED, SERVER
-from btrfs_ublk.bench.commands.matrix import command
-from btrfs_ublk.bench.config import Configuration
-from btrfs_ublk.bench.matrices import MATRICES
 
 pytestmark = pytest.mark.thorough
-
-
-class TestCommand:
-    def test_the_script(self, tmp_path: Path) -> None:
-        """It makes the runs of the matrix, in its order, with whatever runs one."""
-        options = ["--matrix", "quick", "--print-script", "--max-repeats", "3"]
-        done = CliRunner().invoke(command, [*options, "--filter", "fio.engine=psync"])
-        assert done.exit_code == 0, done.output
-        script, fake = tmp_path / "script", tmp_path / "fake"
-        script.write_text(done.stdout)
-        fake.write_text('#!/bin/sh\n[ "$1" = --json-opts ] && echo "$2"\n')
-        fake.chmod(0o755)
-        ran = subprocess.run(
-            ["sh", script],
-            env=os.environ | {"BENCHMARK": str(fake)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        made = [Configuration.from_json(line) for line in ran.stdout.splitlines()]
-        matrix = MATRICES["quick"]
-        assert made == [
-            configuration
-            for block in (1, 2, 3)
-            for configuration in matrix.order(block, seed=1)
-            if configuration.engine == "psync"
-        ]
-        assert len(made) == 15
 
 
 @pytest.fixture

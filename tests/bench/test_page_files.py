@@ -21,16 +21,14 @@ from support.pages import (
     write_document,
     write_lines,
 )
-from support.paths import PROJECT
 
 from btrfs_ublk.bench.commands import report
-from btrfs_ublk.bench.page.build import build, render
-from btrfs_ublk.bench.page.inputs import DocumentData, clean, read_inputs
+from btrfs_ublk.bench.page.build import render
+from btrfs_ublk.bench.page.inputs import read_inputs
 from btrfs_ublk.errors import UsageError
 
 pytestmark = pytest.mark.thorough
 
-RESULTS = PROJECT / "benchmark_matrix_results"
 Record = dict[str, Any]
 
 
@@ -54,17 +52,6 @@ def change(data: st.DataObject, value: Record) -> None:
 
 
 class TestInputs:
-    def test_all_kinds(self, tmp_path: Path) -> None:
-        paths = [
-            write_document(tmp_path / "compare.json", comparison()),
-            write_lines(tmp_path / "m.jsonl", matrix_lines("quick", blocks=1)),
-            write_lines(tmp_path / "bare.jsonl", [matrix_lines("quick")[5]]),
-            *sorted((RESULTS / "native-2cpu").glob("*.json")),
-        ]
-        found = read_inputs(paths)
-        assert [each.name for each in found] == [path.name for path in paths]
-        chapters = build(found).chapters
-        assert all(chapter.blocks for chapter in chapters)
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -94,40 +81,11 @@ class TestInputs:
         change: Callable[[list[str]], list[str]],
         message: str,
     ) -> None:
-        lines = [json.dumps(line) for line in matrix_lines("quick", blocks=1)]
+        lines = [json.dumps(line) for line in matrix_lines(blocks=1)]
         path = tmp_path / "x.jsonl"
         path.write_text("".join(f"{line}\n" for line in change(lines)))
         with pytest.raises(UsageError, match=re.escape(message)):
             read_inputs([path])
-
-    def test_a_last_line_without_an_end_is_left_out(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        path = write_lines(tmp_path / "x.jsonl", matrix_lines("quick", blocks=1))
-        content = path.read_bytes()
-        path.write_bytes(content[:-9])
-        (found,) = read_inputs([path])
-        assert not isinstance(found, DocumentData) and len(found.rows) == 16
-        assert "x.jsonl, line 19 has no end" in caplog.text
-
-    @pytest.mark.parametrize(
-        ("text", "message"),
-        [
-            ('{"benchmark": "compare", "results": []}', "has no environment, version"),
-            ('{"benchmark": "compare",\n "results": [', "line 2 is no JSON"),
-            ('{"version": 1, "benchmark": "x", "results": [NaN]}', "NaN is no number"),
-            ('{"a": 1}', "x.json: line 1 is no run"),
-            ("\x00\x01", "x.json: there is no run"),
-        ],
-    )
-    def test_bad_documents_are_named(
-        self, tmp_path: Path, text: str, message: str
-    ) -> None:
-        path = tmp_path / "x.json"
-        path.write_text(text)
-        with pytest.raises(UsageError, match=re.escape(message)) as caught:
-            read_inputs([path])
-        assert str(path) in caught.value.message
 
     @pytest.mark.parametrize(
         ("changed", "message"),
@@ -157,7 +115,7 @@ class TestInputs:
         """
         path = tmp_path_factory.getbasetemp() / "x.json"
         if data.draw(st.booleans()):
-            lines = matrix_lines("quick", blocks=1)[:6]
+            lines = matrix_lines(blocks=1)[:6]
             change(data, data.draw(st.sampled_from(lines)))
             write_lines(path, lines)
         else:
@@ -177,9 +135,6 @@ class TestInputs:
         path.write_text(f"{text}\n")
         with pytest.raises(UsageError, match="x.json"):
             read_inputs([path])
-
-    def test_characters_that_no_page_may_have(self) -> None:
-        assert clean("a\x00b\u202ec\nd é") == "a\ufffdb\ufffdc\nd é"
 
 
 class TestCommand:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import mmap
 import os
 import random
 import zlib
@@ -17,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.needs import Need
 
-from btrfs_ublk.base.capabilities import FUSE, LOOP, ROOT, UBLK
+from btrfs_ublk.base.capabilities import UBLK
 from btrfs_ublk.base.readers import read_buffered, read_direct
 from btrfs_ublk.bench.content import STAMPS, check_blocks, write_content
 from btrfs_ublk.bench.peer import Peer, Subject, all_peers, setting, why_not
@@ -103,30 +101,6 @@ def test_unknown_peers_are_refused() -> None:
         READING.find(["loop", "loop"])
     found = READING.find(["loop", "again:loop", "batch:loop"])
     assert [each.name for each in found] == ["loop", "again:loop", "batch:loop"]
-
-
-@pytest.mark.device
-def test_what_is_cached_can_be_mapped(need: Need, sparse_path: Path) -> None:
-    """The kernel maps what it reads past the page cache for nobody (MAP_SHARED)."""
-    need(ROOT, FUSE, LOOP)
-    known = all_peers()
-    for name, expected in {
-        "fuse-plain-file": False,
-        "fuse-plain-file-cached": True,
-    }.items():
-        with setting(sparse_path, size_bytes=SIZE) as common:
-            with (
-                known[name].serving(common) as subject,
-                subject.path.open("rb") as file,
-            ):
-                assert subject.mappable == expected
-                try:
-                    with mmap.mmap(file.fileno(), SIZE, prot=mmap.PROT_READ) as memory:
-                        assert memory[-MIB:] == STAMPS.content(SIZE - MIB, MIB)
-                except OSError as error:
-                    assert not expected and error.errno == errno.ENODEV
-                else:
-                    assert expected
 
 
 class TestStamps:

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from support.paths import TESTS
 
-from btrfs_ublk.bench import report
 from btrfs_ublk.bench.environment import environment
 from btrfs_ublk.bench.report import Document, make_document, merged, show
 from btrfs_ublk.bench.stats import bootstrap_interval, quantile
@@ -26,17 +24,6 @@ from btrfs_ublk.units import MIB, TIB
 
 
 class TestStats:
-    def test_quantiles_of_known_data(self) -> None:
-        values = list(range(1, 101))
-        assert [quantile(values, share) for share in (0.01, 0.07, 0.5, 0.99, 1)] == [
-            *(1, 7, 50, 99, 100)
-        ]
-        assert quantile([5], 0.001) == 5
-        for share in (0, -1, 1.1):
-            with pytest.raises(ValueError):
-                quantile(values, share)
-        with pytest.raises(ValueError):
-            quantile([], 0.5)
 
     @given(
         st.lists(st.integers(), min_size=1),
@@ -117,12 +104,6 @@ def shown(document: Document) -> str:
 
 
 class TestReport:
-    def test_tables_are_made_of_documents(self, document: Document) -> None:
-        text = shown(json.loads(json.dumps(document)))
-        environment_lines, table = text.split("\n\n")
-        assert platform.release() in environment_lines and "load" in environment_lines
-        assert "[one]       2.0      4.0        -" in table
-        assert "1,234,567 mappings" in table
 
     def test_documents_of_one_machine_become_one(self, document: Document) -> None:
         joined = merged([document, document])
@@ -140,11 +121,3 @@ class TestReport:
     ) -> None:
         with pytest.raises(UsageError, match="no benchmark"):
             shown(document | {"benchmark": name})
-
-    def test_its_command(self, document: Document, tmp_path: Path) -> None:
-        path = tmp_path / "document.json"
-        path.write_text(json.dumps(document))
-        done = CliRunner().invoke(report.command, [str(path), str(path)])
-        assert done.exit_code == 0 and "[one]       2.0" in done.stdout
-        done = CliRunner().invoke(report.command, ["--json", str(path), str(path)])
-        assert len(json.loads(done.stdout)["results"]) == 6

@@ -20,10 +20,10 @@ from support.needs import Need
 from support.system_state import SystemState
 from support.waiting import wait_until
 
-from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, MKFS_BTRFS, Fio, Helper
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, Fio, Helper
 from btrfs_ublk.base.helpers import MAP_PHYSICAL, MKSEED, SERVER
 from btrfs_ublk.bench.config import Configuration
-from btrfs_ublk.bench.environment import environment, environment_id
+from btrfs_ublk.bench.environment import environment
 from btrfs_ublk.bench.run import Row, run_configuration
 from btrfs_ublk.server import FrontEndName
 from btrfs_ublk.units import MIB
@@ -108,23 +108,6 @@ def test_what_is_measured(
     check_measured(json.loads(json.dumps(measure(wanted))), wanted)
 
 
-@pytest.mark.device
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"fio.direct": 0, "btrfs.virtual_data_size": "4E", "source": "memset"},
-        {"fio.engine": "libaio", "source": "file", "btrfs.total_clone_size": "16M"},
-        {"btrfs.seed": "fallocate", "btrfs.total_clone_size": "200G"},
-    ],
-    ids=["buffered-4E", "libaio-file", "fallocate-200G"],
-)
-def test_what_else_is_measured(
-    need: Need, measure: Measure, changed: dict[str, Any]
-) -> None:
-    need(FUSE, MKFS_BTRFS, Fio("libaio"))
-    check_measured(json.loads(json.dumps(measure(changed))), BASE | changed)
-
-
 def assert_accounted(row: Row) -> None:
     cpu = row["cpu"]
     if cpu is None:  # fio had ended before it could be looked at, on a slow machine
@@ -198,29 +181,6 @@ def test_a_run_that_writes_is_void(measure: Measure, sparse_path: Path) -> None:
     with meanwhile(sparse_path, write):
         row = measure({"fio.runtime": 3})
     assert row["status"] == "void" and "were written, more than 10 MiB" in row["reason"]
-
-
-@pytest.mark.device
-@needs_fuse
-def test_a_disturbed_run_is_rejected(measure: Measure) -> None:
-    row = measure({}, max_other_cores=-1.0)
-    assert row["status"] == "rejected" and row["total_iops"] > 0
-    assert "other processes used" in row["reason"] or row["cpu"] is None
-
-
-@pytest.mark.device
-class TestWithoutFrontEnd:
-    def test_no_fio_is_a_row(
-        self, sparse_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        record = environment(sparse_path)
-        monkeypatch.setattr(Fio, "probe", lambda self: "it is not on PATH")
-        row = run_configuration(
-            Configuration.from_dict(BASE), parent=sparse_path, environment=record
-        )
-        assert row["status"] == "skipped" and row["total_iops"] is None
-        assert "fio is needed here: it is not on PATH" in row["reason"]
-        assert row["environment"] == environment_id(record)
 
 
 def command(*words: str | Path) -> list[str]:

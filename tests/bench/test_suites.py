@@ -12,19 +12,10 @@ from click.testing import CliRunner, Result
 from support.needs import Need
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, MKFS_BTRFS, ROOT, Fio
-from btrfs_ublk.bench import suite as suites
 from btrfs_ublk.bench.commands.compare import command
 from btrfs_ublk.bench.compare import tables
 from btrfs_ublk.bench.report import FAILED, OK
-from btrfs_ublk.bench.suite import (
-    Cost,
-    Quantity,
-    Scaling,
-    Suite,
-    find_suite,
-    suite_names,
-)
-from btrfs_ublk.units import GIB, MIB
+from btrfs_ublk.bench.suite import Suite, find_suite, suite_names
 
 LEAST = 0.001
 
@@ -52,45 +43,6 @@ def test_suites_name_what_there_is(need: Need, name: str, factor: float) -> None
             assert bar.of in {*names, "per_core"}
     titles = [comparison.title for comparison in comparisons]
     assert len(set(titles)) == len(titles)
-
-
-@pytest.mark.parametrize("name", suite_names())
-def test_published_figures_are_of_what_is_measured(name: str) -> None:
-    """At full size each of theirs has a workload of ours, and a peer, if any."""
-    suite = find_suite(name)
-    if suite.published is None:
-        return
-    comparisons = suite.comparisons_of(amounts_of(suite, 1.0))
-    for figure in suite.published.figures:
-        (comparison,) = [x for x in comparisons if figure.workload in x.workloads]
-        measures = {measure.name for measure in comparison.contest.measures}
-        assert figure.measure in measures
-        assert figure.like is None or figure.like in comparison.peers
-    record = suite.published.to_dict()
-    assert record["other_hardware"] is True and record["hardware"] and record["source"]
-
-
-class TestScale:
-    SCALING = Scaling(
-        [
-            Quantity("size_bytes", 8 * GIB, 16 * MIB, "bytes"),
-            Quantity("runtime_s", 20, 0.5, "s"),
-            Quantity("files", 100, 3),
-        ],
-        lambda amounts: Cost(2 * amounts["size_bytes"], amounts["runtime_s"] * 10),
-    )
-
-    def fit(self, monkeypatch: pytest.MonkeyPatch, free: int, turns: int) -> float:
-        monkeypatch.setattr(suites, "_free_bytes", lambda _: float(free))
-        return self.SCALING.factor_for(Path("/"), turns=turns)
-
-    def test_auto_fits_memory_and_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert self.fit(monkeypatch, 64 * GIB, 1) == 1.0
-        assert self.fit(monkeypatch, 16 * GIB, 1) == 0.5
-        assert self.fit(monkeypatch, 1 * GIB, 1) == 0.02
-        assert self.fit(monkeypatch, 64 * GIB, 10) == 0.5
-        # Too many turns for any: as small as can be.
-        assert self.fit(monkeypatch, 64 * GIB, 10_000) == LEAST
 
 
 def invoke(*words: str | Path) -> Result:

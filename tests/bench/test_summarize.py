@@ -6,20 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from btrfs_ublk.bench.commands.summarize import command
 from btrfs_ublk.bench.config import Configuration
 from btrfs_ublk.bench.matrices import MATRICES
-from btrfs_ublk.bench.summarize import (
-    COMPARISONS,
-    Figure,
-    Part,
-    p75,
-    parse_rows,
-    summarize,
-    tables,
-)
+from btrfs_ublk.bench.summarize import Figure, Part, parse_rows, summarize, tables
 from btrfs_ublk.errors import UsageError
 
 #: Known factors of a made-up machine: its IOPS are their product.
@@ -71,13 +61,6 @@ def part() -> Part:
     return found
 
 
-def test_there_are_six_comparisons(part: Part) -> None:
-    assert len(COMPARISONS) == len(part.comparisons) == 6
-    assert [len(found) for _, found in part.comparisons] == [18, 6, 6, 6, 8, 24]
-    assert part.statuses == {"ok": 384} and part.reasons == {}
-    assert (part.environment, part.front_end, part.source) == ("-", "-", "-")
-
-
 def test_what_is_printed_is_the_best_configurations_75th_percentile(
     part: Part,
 ) -> None:
@@ -88,14 +71,6 @@ def test_what_is_printed_is_the_best_configurations_75th_percentile(
     assert best.interval[0] < best.median < best.interval[1]
     assert (best.runs, best.configurations) == (4, 8)
     assert (best.best.depth, best.best.jobs) == (16, 6)
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [([7], 7), ([1, 2], 1.75), ([4, 1, 3, 2], 3.25), ([1, 2, 3, 4, 5], 4)],
-)
-def test_percentiles(values: list[float], expected: float) -> None:
-    assert p75(values) == expected
 
 
 def row(**changed: Any) -> Row:
@@ -143,17 +118,6 @@ def test_machines_front_ends_and_sources_are_not_mixed() -> None:
     assert [top.p75 for top in tops] == [3.0, 100.0, 2.0, 1.0]
 
 
-def test_figures_of_a_busy_machine_are_called_worthless() -> None:
-    def warning(*others: float) -> str | None:
-        rows = [row() | {"cpu": {"total": 1.0, "other": other}} for other in others]
-        (part,) = summarize(rows)
-        assert part.to_dict()["disturbed"] == sum(other > 0.3 for other in others)
-        return part.warning
-
-    assert warning(0.1, 0.2, 1.5) is None
-    assert "2 of 3 runs" in (warning(0.1, 0.9, 1.5) or "")
-
-
 class TestParsing:
     def test_files_of_results_and_bare_rows(self) -> None:
         lines = [
@@ -198,20 +162,3 @@ class TestParsing:
     def test_other_lines_are_named(self, text: str, message: str) -> None:
         with pytest.raises(UsageError, match=message):
             parse_rows(text)
-
-
-class TestCommand:
-    def test_tables(self) -> None:
-        text = "\n".join(map(json.dumps, original_rows()))
-        done = CliRunner().invoke(command, [], input=text)
-        assert done.exit_code == 0, done.output
-        for comparison in COMPARISONS:
-            assert comparison.title in done.stdout
-        assert "front end -, source -; runs: 384 ok" in done.stdout
-        # 1000 x 1.5 x 4 x 1.25, and its median and the interval beside it.
-        (line,) = [
-            line
-            for line in done.stdout.splitlines()
-            if line.split()[:3] == ["io_uring", "275G", "7,500"]
-        ]
-        assert line.split()[3:8] == ["1.00", "6,000", "3,000", "..", "12,000"]

@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from support.needs import Need
 
 from btrfs_ublk.base.capabilities import Fio
 from btrfs_ublk.base.process import spawn
-from btrfs_ublk.bench.commands.compare import command
 from btrfs_ublk.bench.compare import (
     FASTER,
     SAME,
@@ -120,24 +118,6 @@ class TestStatistics:
         assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
         assert holm([0.5, 0.9]) == [1.0, 1.0]
         assert holm([]) == []
-
-
-@pytest.mark.device
-@pytest.mark.timing
-def test_the_parts_of_cpu_time_add_up(need: Need, sparse_path: Path) -> None:
-    """What all processes and kernel threads have used, each counted by itself, is
-    what the CPUs say they were busy for.
-    """
-    need(Fio("psync"))
-    words = ["tmpfs", "--workload=randread-psync", "--turns=8", "--runtime=0.5"]
-    words += ["--size=16M", "--json", "--parent", str(sparse_path)]
-    done = CliRunner().invoke(command, words)
-    assert done.exit_code == 0, (done.output, done.exception)
-    results = json.loads(done.stdout)["results"]
-    shares = sorted(x["accounted"] for x in results if "accounted" in x)
-    assert len(shares) >= 6
-    middle = shares[len(shares) // 2]
-    assert 0.95 <= middle <= 1.05, shares
 
 
 @pytest.mark.device

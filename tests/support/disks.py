@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import math
 import mmap
 import os
 import random
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -217,6 +219,18 @@ def states(operations: list[Operation], *, some: int, seed: int) -> Iterator[Sta
         for mode in modes:
             files, directories = disk.after_loss(mode, source)
             yield State(number, answers, mode, files, directories)
+
+
+def some_states(
+    operations: list[Operation], *, least: int, seed: int
+) -> Iterator[State]:
+    """At least so many of all states, spread over all operations and modes."""
+    some = least // len(operations) + 1
+    modes = 2 + some
+    step = max(1, len(operations) * modes // least)
+    while math.gcd(step, modes) > 1:
+        step -= 1
+    yield from islice(states(operations, some=some, seed=seed), 0, None, step)
 
 
 def lay_out(state: State, directory: Path) -> None:

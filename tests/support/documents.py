@@ -49,21 +49,6 @@ class Line:
         return f"{self.document}:{self.number}: `{shlex.join(self.words)}`"
 
 
-@dataclass(frozen=True)
-class Parsed:
-    """A command, and the options that are given; without their values."""
-
-    path: str
-    options: frozenset[str]
-
-    def covers(self, other: Parsed) -> bool:
-        """To have executed this one is to have executed the other, roughly."""
-        return self.path == other.path and other.options <= self.options
-
-    def __str__(self) -> str:
-        return " ".join([self.path, *sorted(self.options)])
-
-
 class WrongLine(Exception):
     """It says what a command line would be refused for."""
 
@@ -166,18 +151,17 @@ def _ours(words: list[str]) -> Iterator[tuple[str, ...]]:
             yield from _ours(words[inner + 1 :])
 
 
-def parse(words: tuple[str, ...]) -> Parsed:
-    """Raises WrongLine for what the command, or script, would refuse."""
+def check_command(words: tuple[str, ...]) -> None:
+    """Raise WrongLine for what the command, or script, would refuse."""
     if not words[0].endswith(PROGRAM):
-        return _parse_script(words)
+        _check_script(words)
+        return
     context = CONTEXTS[PROGRAM]
     rest = list(words[1:])
-    options: set[str] = set()
     while True:
-        given, rest = _parse_options(context, rest)
-        options |= given
+        rest = _without_options(context, rest)
         if not isinstance(context.command, click.Group) or not rest:
-            return Parsed(context.command_path, frozenset(options))
+            return
         path = f"{context.command_path} {rest[0]}"
         if path not in CONTEXTS:
             raise WrongLine(f"there is no command `{path}`")
@@ -186,16 +170,13 @@ def parse(words: tuple[str, ...]) -> Parsed:
             raise WrongLine(f"`{path}` needs a verb")
 
 
-def _parse_options(
-    context: click.Context, words: list[str]
-) -> tuple[set[str], list[str]]:
-    """Options that are given, and the words that are left."""
+def _without_options(context: click.Context, words: list[str]) -> list[str]:
+    """The words that are left."""
     command = context.command
     fresh = click.Context(command, parent=context.parent, info_name=context.info_name)
     fresh.allow_interspersed_args = not isinstance(command, click.Group)
     try:
-        values, left, order = command.make_parser(fresh).parse_args(list(words))
-        given = {each.name: each for each in order if each.name in values}
+        values, left, _ = command.make_parser(fresh).parse_args(list(words))
         for parameter in command.params:
             value = values.get(parameter.name or "")
             is_argument = isinstance(parameter, click.Argument)
@@ -210,15 +191,14 @@ def _parse_options(
         raise WrongLine(f"`{context.command_path}`: {error.format_message()}") from None
     if left and not isinstance(command, click.Group):
         raise WrongLine(f"`{context.command_path}`: unexpected {left}")
-    found = {each.opts[-1] for each in given.values() if isinstance(each, click.Option)}
-    return found, left
+    return left
 
 
 def _is_missing(value: object) -> bool:
     return value is None or value == () or type(value).__name__ == "Sentinel"
 
 
-def _parse_script(words: tuple[str, ...]) -> Parsed:
+def _check_script(words: tuple[str, ...]) -> None:
     """Its options are those that its text knows."""
     path = PROJECT / words[0]
     if not path.is_file():
@@ -228,7 +208,6 @@ def _parse_script(words: tuple[str, ...]) -> Parsed:
     for option in options:
         if not re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", text):
             raise WrongLine(f"{words[0]} knows no {option}")
-    return Parsed(words[0].removeprefix("./"), frozenset(options))
 
 
 _PROMPT = "$ "

@@ -12,7 +12,7 @@ from btrfs_ublk.bench.config import Configuration, configuration_of
 from btrfs_ublk.bench.environment import environment_id
 from btrfs_ublk.bench.matrices import FORMAT_VERSION, MATRICES, run_key
 from btrfs_ublk.bench.page.build import Page, build
-from btrfs_ublk.bench.page.inputs import DocumentData, read_inputs
+from btrfs_ublk.bench.page.inputs import read_inputs
 from btrfs_ublk.bench.run import Row
 
 ENVIRONMENT = "0123456789ab"
@@ -41,7 +41,7 @@ Record = dict[str, Any]
 HOSTILE = "<script>alert('peer')</script>\"><img src=x onerror=alert(1)> $x_1$ \u202e"
 
 
-def record(**changed: Any) -> Record:
+def record() -> Record:
     """An environment that is nobody's."""
     return {
         "time": "2024-01-01T00:00:00Z",
@@ -65,33 +65,25 @@ def record(**changed: Any) -> Record:
         "server": "0123456789ab",
         "mitigations": {"spectre_v2": "Mitigation: some; and more"},
         "python": "3.99",
-    } | changed
+    }
 
 
 def comparison(
     *,
     peers: tuple[str, ...] = ("btrfs-brd", "null_blk", "ublk-clone"),
     workloads: tuple[str, ...] = ("randread-psync", "randread-uring-d64"),
-    factors: dict[str, float] | None = None,
     turns: int = 8,
-    other_cores: float = 0.02,
-    environment: Record | None = None,
-    suite: str | None = None,
-    measures: list[Record] | None = None,
-    published: Record | None = None,
 ) -> Record:
     """A document of `bench compare`, in which each peer's figures are those of the
-    first, times its factor, and all of one turn times the same.
+    first, times a factor, and all of one turn times the same.
     """
     chances = random.Random(7)
-    named = [measure["name"] for measure in measures or [{"name": "iops"}]]
     results: list[Record] = []
     for turn in range(1, turns + 1):
         for workload in workloads:
             luck = chances.uniform(0.9, 1.1)
             for number, peer in enumerate(peers):
-                factor = (factors or {}).get(peer, 1 + 0.25 * number)
-                value = 100_000 * factor * luck
+                factor = 1 + 0.25 * number
                 results.append(
                     {
                         "comparison": "one / <b>two</b>",
@@ -101,11 +93,11 @@ def comparison(
                         "workload": workload,
                         "turn": turn,
                         "status": "ok",
-                        **dict.fromkeys([*named, "iops"], value),
+                        "iops": 100_000 * factor * luck,
                         **dict.fromkeys(("p50_us", "p99_us", "cpu_us"), 9.0),
                         **dict.fromkeys(("fio_us", "server_us", "kernel_us"), 3.0),
                         "cores": 1.5 * factor,
-                        "other_cores": other_cores,
+                        "other_cores": 0.02,
                     }
                 )
     results.append(
@@ -122,10 +114,8 @@ def comparison(
         "workloads": list(workloads),
         "bars": [],
     }
-    if measures is not None:
-        told["measures"] = measures
     parameters: Record = {
-        "suite": suite,
+        "suite": None,
         "turns": turns,
         "runtime_s": 3.0,
         "size_bytes": 256 << 20,
@@ -137,36 +127,26 @@ def comparison(
         "hog": None,
         "comparisons": [told],
     }
-    if published is not None:
-        parameters["published"] = published
     return {
         "version": 1,
         "benchmark": "compare",
         "parameters": parameters,
-        "environment": environment or record(),
+        "environment": record(),
         "results": results,
     }
 
 
-def matrix_lines(
-    name: str = "full",
-    *,
-    blocks: int = 4,
-    environment: Record | None = None,
-    keep: float = 1.0,
-) -> list[Record]:
-    """A file of results whose IOPS follow from the configuration, but for chance. With
-    ``keep`` below 1 some runs are rejected.
-    """
-    machine = environment or record()
-    matrix = MATRICES[name].with_options(front_end="fuse", source="memset")
+def matrix_lines(*, blocks: int) -> list[Record]:
+    """A file of results of the matrix "quick"."""
+    machine = record()
+    matrix = MATRICES["quick"].with_options(front_end="fuse", source="memset")
     identifier = environment_id(machine)
     first = matrix.configurations[0].to_dict()
     lines: list[Record] = [
         {
             "kind": "matrix",
             "version": FORMAT_VERSION,
-            "matrix": name,
+            "matrix": "quick",
             "seed": 1,
             **{key: first[key] for key in ("front_end", "source", "fio.runtime")},
             "fingerprint": matrix.fingerprint(),
@@ -174,35 +154,18 @@ def matrix_lines(
         },
         {"kind": "environment", "id": identifier, **machine},
     ]
-    chances = random.Random(3)
     for block in range(1, blocks + 1):
         for configuration in matrix.order(block, seed=1):
-            iops = _iops(configuration) * chances.gauss(1, 0.03)
-            cores = min(4.0, 0.8 * configuration.jobs**0.7) * chances.gauss(1, 0.02)
-            good = chances.random() < keep
-            row = configuration.to_dict() | {
-                "total_iops": iops,
-                "job_iops": [iops],
-                "status": "ok" if good else "rejected",
-                "cpu": {
-                    **{"total": cores, "fio": cores / 2, "server": cores / 4},
-                    **{"rest": cores / 4, "other": 0.01},
-                },
+            row = full_row(configuration) | {
+                "cpu": {"total": 0.8, "fio": 0.4, "server": 0.2, "rest": 0.2},
                 "cpu_us_per_io": {"total": 9.0, "fio": 4.0, "server": 3.0, "rest": 2.0},
                 "latency_us": {"p50": 50.0, "p99": 99.0, "p99.99": 999.0},
                 "load": 0.5,
                 "environment": identifier,
-                **({} if good else {"reason": "others used 2 cores"}),
             }
             key = run_key(configuration_of(row), environment=identifier, block=block)
             lines.append({"kind": "run", "key": key, "block": block} | row)
     return lines
-
-
-def _iops(configuration: Configuration) -> float:
-    engine = {"io_uring": 60e3, "mmap": 500e3, "psync": 20e3}[configuration.engine]
-    size = 0.9 if configuration.total_clone_bytes > 100 << 30 else 1.0
-    return float(engine * size * configuration.jobs**0.6)
 
 
 def write_lines(path: Path, lines: list[Record]) -> Path:
@@ -213,13 +176,6 @@ def write_lines(path: Path, lines: list[Record]) -> Path:
 def write_document(path: Path, document: Record) -> Path:
     path.write_text(json.dumps(document))
     return path
-
-
-def document_data(path: Path, document: Record) -> DocumentData:
-    """What the report reads of a document, which is written to ``path``."""
-    (found,) = read_inputs([write_document(path, document)])
-    assert isinstance(found, DocumentData)
-    return found
 
 
 def page_of(paths: Sequence[Path]) -> Page:

@@ -618,11 +618,6 @@ class MirrorShell:
         self._ask(f"pin {identity}")
         self._line()
 
-    def digests(self) -> None:
-        """Make it one of a source that has digests, which are not asked for here."""
-        self._ask("digests")
-        self._line()
-
     def fetch(
         self, offset: int, length: int, *, timeout_ms: int = 30_000
     ) -> MirrorAnswer:

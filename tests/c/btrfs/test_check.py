@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,7 @@ from support.seeds import CHUNK, EIB, GIB, MAX_SIZE, MIB, mkseed
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.seed.check import SeedReport, check_seed, check_with_progs
+from btrfs_ublk.seed.check import check_seed, check_with_progs
 
 pytestmark = pytest.mark.usefixtures("sanitized_helpers")
 
@@ -64,15 +61,6 @@ def test_what_is_no_image_is_refused(tmp_path: Path, name: str) -> None:
 # btrfs-progs, and the command line
 
 
-def cli(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "btrfs_ublk.cli.main", "seed", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
 def test_progs_see_metadata_only_images_at_full_size(
     sparse_path: Path, need: Need
 ) -> None:
@@ -84,29 +72,3 @@ def test_progs_see_metadata_only_images_at_full_size(
         image.set_super("bytes_used", 1 << 40)
     report = check_with_progs(path)
     assert report.clean is False and report.output
-
-
-def test_the_command_reports_both(seed: Path, need: Need) -> None:
-    need(BTRFS_PROGS)
-    done = cli("check", seed)
-    assert done.returncode == 0, done.stderr
-    assert "clean, strategy mega-extent" in done.stdout
-    assert "btrfs check: clean" in done.stdout
-    done = cli("check", "--json", seed)
-    answer = json.loads(done.stdout)
-    assert answer.pop("btrfs_check") == {"clean": True, "reason": None, "output": []}
-    report = SeedReport.from_json(json.dumps(answer))
-    assert report.clean and report.path == seed
-
-    with Editor(seed) as image:
-        image.set_super("flags", 1)
-    done = cli("check", "--no-btrfs-check", seed)
-    assert done.returncode == 1
-    assert done.stdout.startswith("seeding: superblock: not a seed")
-    assert "btrfs check: left out" in done.stdout and "1 violation;" in done.stdout
-
-
-def test_without_progs_it_says_so(seed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nonexistent")
-    report = check_with_progs(seed)
-    assert report.clean is None and "btrfs-progs" in str(report.reason)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
@@ -12,7 +11,7 @@ import pytest
 from support.sanitized_build import SANITIZER_ENVIRONMENT
 from support.seeds import CHUNK, EIB, GIB, MIB, NAME, TIB, mkseed
 
-from btrfs_ublk.base.helpers import CHECKSEED, HELPERS_VARIABLE, helper_path
+from btrfs_ublk.base.helpers import HELPERS_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.seed.inspect import ChunkSum, SeedLayout, VirtualFile, inspect_seed
 
@@ -76,27 +75,6 @@ def test_a_seed_is_described_in_full(tmp_path: Path) -> None:
         ),
     )
     assert json.loads(json.dumps(layout.to_dict()))["fsid"] == fsid
-
-
-def test_options_show(tmp_path: Path) -> None:
-    path = tmp_path / "seed.img"
-    mkseed(
-        *("--metadata-profile=dup", "--inherit-nodatasum=on", "--metadata-only"),
-        *("--virtual-data-size=1G", "--virtual-data-filename=ä\n\x1b[1m", path),
-    )
-    layout = inspect_seed(path)
-    assert [(chunk.type, chunk.profile) for chunk in layout.chunks] == [
-        ("SYSTEM", "DUP"),
-        ("METADATA", "DUP"),
-        ("DATA", "SINGLE"),
-    ]
-    assert layout.new_files_nodatasum
-    assert layout.virtual_data and layout.virtual_data.filename == "ä\n\x1b[1m"
-    argv = [sys.executable, "-m", "btrfs_ublk.cli.main", "seed", "inspect", str(path)]
-    done = subprocess.run(argv, capture_output=True, timeout=60)
-    assert done.returncode == 0
-    # Terminals are left alone.
-    assert b"\x1b" not in done.stdout and b"\\x0a\\x1b[1m: inode 257" in done.stdout
 
 
 def test_damage_is_named(sparse_path: Path) -> None:

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import time
 from pathlib import Path
 
 import pytest
-from support.shells import (
-    HEADER_BYTES,
-    cache_refusal,
-    cache_shell,
-    key_of,
-    punch_hole,
-    start_shell,
-)
+from support.shells import cache_refusal, cache_shell, key_of, punch_hole, start_shell
 from support.waiting import wait_until
 
 UNIT = 64 << 10
 SIZE = 10 * UNIT + 5000  # the last of 11 units is short
-#: Where the header stands in the data, and the sums (docs/cache.md).
-DATA_BYTES = 10 * UNIT + 8192
 SUMS_AT = 11 * UNIT
 
 
@@ -191,44 +181,6 @@ def test_does_not_believe_what_was_cut(
         assert shell.ask("read 0 3 3") == "ok"
 
 
-def test_all_mappings_of_a_process_are_guarded(
-    sanitized_build: Path, tmp_path: Path
-) -> None:
-    """However many caches it has, each with thousands of contents."""
-    with cache_shell(sanitized_build, tmp_path) as shell:
-        assert shell.ask("guard 20000") == "ok"
-        shell.open(0, SIZE, UNIT)
-        assert shell.ask("put 0 3") == "ok"
-        shell.ask("sync")
-        os.truncate(tmp_path / f"{key_of(0)}.bits", 0)
-        assert shell.ask("read 0 3 3") == "miss"
-
-
-def make_hole(data: Path, start: int, *, sums: bool = False) -> None:
-    """Up to the header behind the content; or of all but that."""
-    whole = data.stat().st_size
-    rest = data.read_bytes()[DATA_BYTES:]
-    os.truncate(data, start)
-    os.truncate(data, whole)
-    overwrite(data, DATA_BYTES, rest[:HEADER_BYTES] if sums else rest)
-
-
-@pytest.mark.data
-@pytest.mark.parametrize("sums", [False, True])
-def test_drops_what_has_become_a_hole(
-    sanitized_build: Path, tmp_path: Path, sums: bool
-) -> None:
-    with cache_shell(sanitized_build, tmp_path) as shell:
-        shell.open(0, SIZE, UNIT)
-        for unit in (0, 1, 4, 10):
-            assert shell.ask("put 0", unit) == "ok"
-    make_hole(data_file(tmp_path), 4 * UNIT + 4096, sums=sums)
-    with cache_shell(sanitized_build, tmp_path) as shell:
-        assert shell.open(0, SIZE, UNIT) == "ok"
-        assert shell.ask("check 0") == ("rr" if sums else "oo") + "m" * 9
-        assert shell.stats()["bytes"] == 2 * UNIT
-
-
 def spoil(path: Path, offset: int) -> None:
     with path.open("r+b") as file:
         file.seek(offset)
@@ -276,33 +228,6 @@ def test_rot_is_not_read(sanitized_build: Path, tmp_path: Path, what: str) -> No
         assert shell.ask("check 0").replace("m", "r") == "oorrooorooo"
 
 
-def test_answers_while_a_content_is_opened(
-    sanitized_build: Path, tmp_path: Path
-) -> None:
-    """A supervisor kills a server that says nothing, and holes take minutes to find."""
-    with cache_shell(sanitized_build, tmp_path) as shell:
-        shell.open(0, SIZE, UNIT)
-        assert shell.ask("put 0 0") == "ok"
-    make_hole(data_file(tmp_path), 0)
-    with (
-        cache_shell(sanitized_build, tmp_path) as shell,
-        bits_file(tmp_path).open("rb") as bits,
-    ):
-        fcntl.flock(bits, fcntl.LOCK_EX)
-        shell.send("later open 0", key_of(0), SIZE, UNIT)
-        wait_until(lambda: wants_lock(shell.process.pid))
-        assert shell.stats()["open_contents"] == 0
-        fcntl.flock(bits, fcntl.LOCK_UN)
-        assert shell.answer() == "ok"
-        assert shell.stats()["open_contents"] == 1
-
-
-def wants_lock(pid: int) -> bool:
-    """Whether it waits for a lock of a file."""
-    locks = Path("/proc/locks").read_text().splitlines()
-    return any("->" in line and f" {pid} " in line for line in locks)
-
-
 def test_leaves_what_is_newer(sanitized_build: Path, tmp_path: Path) -> None:
     make_unit(sanitized_build, tmp_path)
     overwrite(bits_file(tmp_path), 8, b"\3")
@@ -336,31 +261,6 @@ def test_many_at_once(sanitized_build: Path, tmp_path: Path) -> None:
     finally:
         for shell in shells:
             shell.kill()
-
-
-@pytest.mark.data
-def test_syncs_while_others_put(sanitized_build: Path, tmp_path: Path) -> None:
-    """It waits for two batches, not until none is left: others go on putting."""
-    slow = {
-        "LD_PRELOAD": str(sanitized_build / "csrc/tests/fail-writes.so"),
-        "ASAN_OPTIONS": "verify_asan_link_order=0:exitcode=99",
-        "SYNC_MS": "50",
-    }
-    with cache_shell(sanitized_build, tmp_path, environment=slow) as shell:
-        shell.open(0, 1 << 30, 4096)
-        shell.open(1, 1 << 30, 4096)
-        shell.send("later stress 60 8")
-        wait_until(lambda: shell.stats()["pending_units"])
-        last = (1 << 30) // 4096 - 1
-        assert shell.ask("put 1", last) == "ok"
-        before = int(shell.ask("batches"))
-        assert shell.ask("sync") == "ok"
-        assert int(shell.ask("batches")) - before < 10  # it may wake up late
-        shell.send("end")
-        assert shell.answer().split()[-1] == "0"
-        with bits_file(tmp_path, 1).open("rb") as bits:
-            bits.seek(HEADER_BYTES + last // 448 * 64 + 8 + last % 448 // 8)
-            assert bits.read(1)[0] >> last % 448 % 8 & 1
 
 
 @pytest.mark.data

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sqlite3
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.paths import CHILDREN
 from support.shells import CacheShell, cache_refusal, cache_shell, key_of, start_shell
 from support.waiting import wait_until
 
 from btrfs_ublk.cli.cache import command
-from btrfs_ublk.content.cache import Cache, map_digests, root_digest
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.content.cache import Cache, map_digests
+from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.units import KIB
 
 UNIT = 64 * KIB
@@ -74,18 +67,6 @@ def test_status_of_a_cache_in_use(sanitized_build: Path, tmp_path: Path) -> None
         assert first["in_use"] and second["cached_bytes"] == 8192
         assert abs(time.time() - first["last_use_s"]) < 60
     assert not run_cache(tmp_path, "status")["contents"][0]["in_use"]
-
-
-def test_tells_what_is_damaged(sanitized_build: Path, tmp_path: Path) -> None:
-    with cache_shell(sanitized_build, tmp_path) as shell:
-        fill(shell)
-    os.truncate(tmp_path / f"{key_of(0)}.data", 4096)
-    status = run_cache(tmp_path, "status", status=1)
-    assert status["broken"][0]["key"] == key_of(0)
-    assert "wrong size" in status["broken"][0]["error"]
-    run_cache(tmp_path, "verify", status=1)
-    run_cache(tmp_path, "prune", "--content", key_of(0))
-    assert run_cache(tmp_path, "status")["contents"] == []
 
 
 def test_prunes_under_a_server(sanitized_build: Path, tmp_path: Path) -> None:
@@ -188,54 +169,6 @@ def test_verifies_against_a_map(sanitized_build: Path, tmp_path: Path) -> None:
         assert report["wrong"] == [[key, 4]] and report["right"] == 10
         assert shell.ask("check 0") == "oooomoooooo"
         assert run_cache(directory, "verify", "--map", path)["clean"]
-
-
-@contextmanager
-def pinning(path: Path, *, checkpoint_pages: int) -> Iterator[None]:
-    """A process that pins the same units of two sources, one commit after the other."""
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(TABLES)
-    script = CHILDREN / "pinning.py"
-    argv = [sys.executable, script, path, str(checkpoint_pages), key_of(0), key_of(1)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == "pinning\n"
-            yield
-            assert process.poll() is None
-        finally:
-            process.kill()
-
-
-@pytest.mark.parametrize("checkpoint_pages", [0, 300])
-def test_copies_a_map_that_is_written_to(tmp_path: Path, checkpoint_pages: int) -> None:
-    path = tmp_path / "map"
-    pinned = 0
-    with pinning(path, checkpoint_pages=checkpoint_pages):
-        while pinned < 1000:
-            with map_digests(path) as known:
-                one, other = known[key_of(0)], known[key_of(1)]
-                units = next(unit for unit in count() if one(unit) is None)
-                assert other(units - 1) == bytes(32) and other(units) is None
-            assert units >= pinned
-            pinned = units
-
-
-def test_verifies_against_a_list(sanitized_build: Path, tmp_path: Path) -> None:
-    digests = bytes(range(32)) * 11
-    key = root_digest(SIZE, UNIT, digests)
-    path = tmp_path / "digests"
-    path.write_bytes(digests)
-    directory = tmp_path / "cache"
-    with cache_shell(sanitized_build, directory) as shell:
-        fill(shell, key=key)
-        # The right list of another content: so all that is there is wrong.
-        report = run_cache(directory, "verify", "--digests", path, status=1)
-        assert report["wrong"] == [[key, unit] for unit in range(11)]
-        assert shell.ask("check 0") == "m" * 11
-    path.write_bytes(digests[:-1] + b"x")
-    with pytest.raises(UsageError, match="not the list of digests"):
-        run_cache(directory, "verify", "--digests", path)
 
 
 def test_verifies_by_checksums(sanitized_build: Path, tmp_path: Path) -> None:

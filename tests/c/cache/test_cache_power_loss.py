@@ -7,7 +7,7 @@ from itertools import cycle
 from pathlib import Path
 
 import pytest
-from support.disks import SYNC, Operation, lay_out, read_log, states
+from support.disks import SYNC, Operation, lay_out, read_log, some_states
 from support.needs import share_of
 from support.shells import CacheShell, cache_shell
 
@@ -97,14 +97,13 @@ def test_units_are_right_or_absent(
     sanitized_build: Path, tmp_path: Path, max_bytes: int
 ) -> None:
     operations, workload = record(
-        sanitized_build, tmp_path, max_bytes=max_bytes, requests=40, seed=6
+        sanitized_build, tmp_path, max_bytes=max_bytes, requests=75, seed=6
     )
-    assert sum(operation.kind == SYNC for operation in operations) > 10
+    assert sum(operation.kind == SYNC for operation in operations) > 20
     places = cycle([tmp_path / "one", tmp_path / "other"])
     checked = present = 0
-    some = STATES_MIN // 2 // len(operations) + 1
     with cache_shell(sanitized_build, tmp_path / "none") as shell:
-        for state in states(operations, some=some, seed=len(operations)):
+        for state in some_states(operations, least=STATES_MIN // 2, seed=6):
             lost = next(places)  # the cache in the other one is still open
             if checked % 20:
                 state.files.pop("state", None)  # 1 MiB that nobody believes

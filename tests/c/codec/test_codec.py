@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
-import random
 import sqlite3
 import struct
 import subprocess
@@ -246,16 +245,6 @@ def test_numbers_that_lie(
     lie(index, at, value)
     with StoreShell(sanitized_build, tmp_path / "map") as shell:
         assert says in add(shell, source_of(path, "gzip", index))["text"]
-
-
-def test_a_unit_that_needs_too_much(sanitized_build: Path, tmp_path: Path) -> None:
-    """Its frame says that little comes out of nine megabytes."""
-    noise = random.Random(3).randbytes(9 * MIB)
-    path = write(tmp_path / "object", b"".join(compressed.frames(noise, 9 * MIB)))
-    index = indexed(path, "zstd")
-    with StoreShell(sanitized_build, tmp_path / "map") as shell:
-        text = add(shell, source_of(path, "zstd", index))["text"]
-    assert "need more than 8388608 of the object" in text
 
 
 @pytest.mark.parametrize("name", ["members", "skippable"])

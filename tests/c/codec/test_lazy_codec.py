@@ -22,7 +22,6 @@ from support.shells import (
     engine_shell,
     units_of,
 )
-from support.waiting import wait_until
 from support.web_servers import NGINX, WebServer, web_server
 
 from btrfs_ublk.content import make_index
@@ -112,22 +111,6 @@ def test_random_reads_cold_and_cached(
         assert shell.stats()["lazy"][0]["fetcher"]["units_fetched"] == 0
 
 
-def test_only_what_is_needed_is_fetched(
-    sanitized_build: Path, web: WebServer, tmp_path: Path
-) -> None:
-    write(web, compressed.seekable(DATA, UNIT), "zstd")
-    virtual = VirtualData(sanitized_build, tmp_path, SIZE)
-    virtual.add(source_of(web, "zstd", digests=True), DATA, 0)
-    with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
-        offset = 17 * UNIT + 5 * BLOCK
-        answer = shell.request(f"read {offset} {BLOCK}")
-        assert answer == virtual.content(offset, BLOCK)
-    frames = [len(frame) for frame in compressed.frames(DATA, UNIT)]
-    start = sum(frames[:17])
-    wanted = f"bytes={start}-{start + frames[17] - 1}"
-    assert [one["range"] for one in web.served()] == [wanted]
-
-
 @pytest.mark.parametrize(
     ("codec", "how", "digests"),
     [
@@ -200,46 +183,3 @@ def test_a_table_that_lies(
         assert engine.request(f"read {5 * UNIT - BLOCK} {BLOCK}") == errno.EIO
     with engine_shell(sanitized_build, describe(lazy(tmp_path))) as engine:
         assert engine.request(f"read {8 * UNIT} {BLOCK}") == DATA[8 * UNIT :][:BLOCK]
-
-
-@pytest.mark.parametrize("how", ["at once", "completed"])
-def test_what_neighbours_need_is_fetched_once(
-    sanitized_build: Path, web: WebServer, tmp_path: Path, how: str
-) -> None:
-    """Each unit needs what lies between two points, and begins and ends within that."""
-    stored = gzip.compress(DATA)
-    write(web, stored, "gzip")
-    virtual = VirtualData(sanitized_build, tmp_path, SIZE)
-    virtual.add(source_of(web, "gzip", digests=True), DATA, 0)
-    keys = {"complete": 1 << 30} if how == "completed" else {}
-    description = describe(lazy(tmp_path, **keys))
-    with engine_shell(sanitized_build, description) as shell:
-
-        def counts() -> dict[str, int]:
-            found: dict[str, int] = shell.stats()["lazy"][0]["fetcher"]
-            return found
-
-        # The first answer says which object it is, and is not shared.
-        assert shell.request(f"read 0 {BLOCK}") == virtual.content(0, BLOCK)
-        lines = [f"read {at} {UNIT}" for at in range(0, SIZE, UNIT)]
-        if how == "completed":
-            wait_until(lambda: counts()["units_stored"] == SIZE // UNIT, timeout_s=30)
-        elif how == "at once":
-            for line in lines:
-                shell.send(line)
-            for line in lines:
-                shell.answer(line)
-        else:
-            for at, line in enumerate(lines):
-                assert shell.request(line) == virtual.content(at * UNIT, UNIT)
-        after = counts()
-        assert after["read_errors"] == after["retries"] == 0
-        assert after["bytes_fetched"] == len(DATA)
-    sizes = [
-        int(last) - int(first) + 1
-        for first, last in (
-            one["range"].removeprefix("bytes=").split("-") for one in web.served()
-        )
-    ]
-    assert sum(sizes) == after["coded_bytes_fetched"]
-    assert sum(sizes[1:]) <= 1.05 * len(stored), f"{sizes} of {len(stored)} bytes"

@@ -11,7 +11,6 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -133,39 +132,6 @@ def test_a_tar_is_read_exactly(shell: Shell, in_memory: Path, form: str) -> None
         digest = hashlib.sha256(tar.read_bytes()).hexdigest()
         assert model["diff_id"] == digest
         assert model["stream_bytes"] == tar.stat().st_size
-
-
-LABEL = b"system_u:object_r:bin_t:s0\0"
-
-
-@as_root
-def test_labels_of_the_building_machine_are_left_out(
-    shell: Shell, in_memory: Path
-) -> None:
-    file = in_memory / "tree" / "file"
-    file.parent.mkdir()
-    file.write_bytes(b"content")
-    kept = {
-        b"security.capability": trees.CAPABILITY,
-        b"trusted.mine": b"2",
-        b"user.mine": b"1",
-    }
-    for name, value in kept.items():
-        # Older kernels have no attributes "user." on tmpfs.
-        with suppress(OSError) if name == b"user.mine" else nullcontext():
-            os.setxattr(file, name, value)
-    for path in (file, file.parent):
-        os.setxattr(path, "security.selinux", LABEL)
-        for of_integrity in ("security.evm", "security.ima"):
-            # Kernels that use these take none that are not valid.
-            with suppress(OSError):
-                os.setxattr(path, of_integrity, b"\3of this machine")
-    (model,) = models(shell, f"directory:{file.parent}")
-    tree = tree_of(model)
-    assert tree[b"."].xattrs == ()
-    found = dict(tree[b"file"].xattrs)
-    there = {os.fsencode(name) for name in os.listxattr(file)}
-    assert found == {name: kept[name] for name in kept if name in there}
 
 
 @as_root

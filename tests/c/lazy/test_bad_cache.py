@@ -104,11 +104,6 @@ def wait_until_cached(shell: EngineShell) -> None:
     wait_until(is_cached)
 
 
-def bits_of(served: Served) -> Path:
-    (bits,) = served.cache.glob("*.bits")
-    return bits
-
-
 @pytest.fixture
 def served(sanitized_build: Path, tmp_path: Path) -> Served:
     return Served(sanitized_build, tmp_path, UNIT, SIZE)
@@ -169,18 +164,3 @@ def test_the_source_is_gone_and_the_cache_locked(served: Served) -> None:
             shell.send(read)
             time.sleep(1)  # it may be late by then, and must not have failed
         assert shell.answer(read) == served.content(0, READ)
-
-
-def test_what_does_not_fit_is_dropped(served: Served) -> None:
-    with served.shell() as shell:
-        served.check(shell, 0, READ)
-        wait_until_cached(shell)
-        with locked(bits_of(served)):
-            served.check(shell)
-            stats = fetcher(shell)
-            assert stats["store_drops"] and not stats["read_errors"]
-            assert stats["unstored_bytes"] <= stats["buffer_bytes"] <= 25 << 20
-        wait_until_cached(shell)
-        stats = fetcher(shell)
-        assert stats["units_stored"] + stats["store_drops"] == SIZE // UNIT
-        served.check(shell)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from support.web_servers import (
 )
 
 from btrfs_ublk.content.completion import Completion
-from btrfs_ublk.units import KIB
 
 #: PREFETCH_AT_ONCE_DEFAULT in csrc/lazy/prefetch.h.
 AT_ONCE = 32
@@ -141,33 +139,3 @@ def test_what_fails_is_tried_again(
         # Its mirror is left alone for a while after what it said.
         wait_until(lambda: state(shell).state == "done", timeout_s=150)
         assert state(shell).done_units == ORIGIN_UNITS
-
-
-def test_waits_for_readers(
-    sanitized_build: Path, tmp_path: Path, origin: Origin, web: ScriptedServer
-) -> None:
-    origin.held_units = 1
-    with engine_shell(sanitized_build, described(tmp_path)) as shell:
-        add(shell, web)
-        shell.send(f"read 0 {4 * KIB}")
-        wait_until(lambda: origin.asked)
-        # More than it waits after its start.
-        time.sleep(2.5)
-        assert origin.asked == [0]
-        origin.go_on.set()
-        assert shell.answer(f"read 0 {4 * KIB}") == ORIGIN_DATA[: 4 * KIB]
-        assert until(shell, "done").done_units == ORIGIN_UNITS
-
-
-def test_pieces_of_units(
-    sanitized_build: Path, tmp_path: Path, origin: Origin, web: ScriptedServer
-) -> None:
-    """A unit that several mappings name is fetched once; what none names is not."""
-    pieces = [
-        (at, ORIGIN_UNIT // 4) for at in range(0, 8 * ORIGIN_UNIT, ORIGIN_UNIT // 2)
-    ]
-    tail = (20 * ORIGIN_UNIT + 4096, 2 * ORIGIN_UNIT)
-    with engine_shell(sanitized_build, described(tmp_path)) as shell:
-        add(shell, web, *pieces, tail)
-        until(shell, "done")
-    assert sorted(origin.asked) == [*range(8), 20, 21, 22]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -54,28 +53,6 @@ def test_no_mirror_is_left(sanitized_build: Path, tmp_path: Path) -> None:
         (tmp_path / "missing").write_bytes(bytes(1 << 20))
         assert shell.read(source, 0, BLOCK).data == bytes(BLOCK)
     assert "missing" in (tmp_path / "log").read_text()
-
-
-def test_what_has_changed_is_asked_again(
-    sanitized_build: Path, content: tuple[Path, bytes], tmp_path: Path
-) -> None:
-    """The old one may have been put back meanwhile."""
-    path, data = content
-    away = tmp_path / "away"
-    log = tmp_path / "log"
-    with fetch_shell(sanitized_build, "changed=500", log=log) as shell:
-        source = shell.add(file_source(path, len(data)))
-        assert shell.read(source, 0, BLOCK).data == data[:BLOCK]
-        path.rename(away)
-        path.write_bytes(data[::-1])
-        for _ in range(2):
-            assert shell.read(source, 512 * 1024, BLOCK).result == EIO
-            time.sleep(0.6)
-        assert shell.stats()["failures"]["changed"] == 2
-        away.rename(path)
-        answer = shell.read(source, 512 * 1024, BLOCK)
-        assert answer.data == data[512 * 1024 :][:BLOCK]
-    assert log.read_text().count("event=mirror_changed") == 1
 
 
 def test_a_read_without_a_deadline_waits(

@@ -6,7 +6,6 @@ import errno
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -166,58 +165,6 @@ def test_a_deadline_when_half_of_it_came(sanitized_build: Path, tmp_path: Path) 
             end.set()
         assert answers[late].result == -errno.EIO
         assert all(answers[read].result == 0 for read in good)
-
-
-def test_a_repeated_read_has_no_second_deadline(
-    sanitized_build: Path, tmp_path: Path
-) -> None:
-    """The kernel repeats at once what has failed; later, a read waits again."""
-    end = threading.Event()
-
-    def hang(_: str) -> bytes:
-        end.wait()
-        return b""
-
-    with (
-        scripted_server(hang) as server,
-        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
-    ):
-        number = shell.add(source(server))
-        for offset, length, missed in ((0, 2 * UNIT, 1), (UNIT, 4096, 1)):
-            assert shell.read(number, offset, length, deadline_s=1).result == -errno.EIO
-            assert shell.stats()["deadlines_missed"] == missed
-        time.sleep(0.3)
-        assert shell.read(number, 0, 4096, deadline_s=1).result == -errno.EIO
-        assert shell.stats()["deadlines_missed"] == 2
-        end.set()
-
-
-@pytest.mark.parametrize("waits", ["another reader", "a prefetch"])
-def test_what_has_come_is_read(
-    sanitized_build: Path, tmp_path: Path, waits: str
-) -> None:
-    """A moment after readers have waited for it in vain."""
-    with (
-        hanging_origin() as (origin, server),
-        fetch_shell(sanitized_build, PATIENT, log=tmp_path / "log") as shell,
-    ):
-        number = shell.add(source(server) | {"unit": 2 * UNIT})
-        origin.hangs.set()
-        if waits == "another reader":
-            shell.begin(number, 0, UNIT, deadline_s=None)
-        shell.wait_for(
-            [shell.begin(number, at, UNIT, deadline_s=1) for at in (0, UNIT)]
-        )
-        origin.end.set()
-
-        def has_come() -> bool:
-            # One that begins while the unit still fails at once does not fetch it.
-            if waits == "a prefetch":
-                shell.prefetch(number, 0, 2 * UNIT)
-            return bool(shell.stats()["units_fetched"] == 1)
-
-        wait_until(has_come)
-        assert shell.read(number, 0, UNIT, deadline_s=1).data == DATA[:UNIT]
 
 
 @pytest.mark.parametrize(

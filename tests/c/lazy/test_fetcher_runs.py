@@ -216,74 +216,6 @@ def test_one_who_says_once_that_it_has_changed_is_asked_again(
     assert (tmp_path / "log").read_text().count("event=mirror_changed") == 1
 
 
-def test_units_are_delivered_while_others_arrive(
-    sanitized_build: Path, tmp_path: Path
-) -> None:
-    """To readers that came later; one who leaves changes nothing for others."""
-    go_on = [threading.Event() for _ in range(3)]
-
-    def slow(request: str) -> Iterable[bytes]:
-        head, body = answer(request)
-        yield head + body[: UNIT + 100]
-        go_on[0].wait(60)
-        yield body[UNIT + 100 : 3 * UNIT]
-        go_on[1].wait(60)
-        yield body[3 * UNIT :]
-
-    with (
-        scripted_server(slow) as server,
-        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
-    ):
-        number = shell.add(source(server))
-        shell.prefetch(number, 0, 8 * UNIT)
-        assert shell.read(number, 0, UNIT).data == DATA[:UNIT]
-        leaves = shell.begin(number, UNIT, UNIT, deadline_s=0.3)
-        stays = shell.begin(number, 2 * UNIT, UNIT, deadline_s=60)
-        wait_until(lambda: bool(shell.stats()["deadlines_missed"]))
-        go_on[0].set()
-        answers = shell.finish()
-        assert answers[leaves].result < 0
-        assert answers[stays].data == DATA[2 * UNIT :][:UNIT]
-        go_on[1].set()
-        wait_for_units(shell, 8)
-        assert asked(server)[0] == (0, 7)
-
-
-def test_a_reader_far_behind_does_not_wait(
-    sanitized_build: Path, tmp_path: Path
-) -> None:
-    """What comes in drops is waited for by nobody who has a quicker way; and what is
-    behind that is not asked for twice."""
-    unit, far = 64 << 10, 12
-    end = threading.Event()
-
-    def drip(request: str) -> Iterable[bytes]:
-        whole = large(request)
-        if len(whole) < 14 * unit:
-            yield whole
-            return
-        yield whole[: 2 * unit]
-        for place in range(2 * unit, len(whole), 4096):
-            if end.wait(0.1):
-                return
-            yield whole[place : place + 4096]
-
-    with (
-        scripted_server(drip) as server,
-        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
-    ):
-        number = shell.add(source(server, size=MIB, unit=unit))
-        shell.prefetch(number, 0, 15 * unit)
-        wait_for_units(shell, 2)
-        try:
-            read = shell.read(number, far * unit, 4096)
-            assert read.data == LARGE[far * unit :][:4096]
-        finally:
-            end.set()
-        ranges = [re.findall(r"bytes=(\d+)-", x)[0] for x in server.requests]
-        assert [int(first) // unit for first in ranges] == [0, far]
-
-
 @pytest.mark.data
 def test_wrong_bytes_cost_their_unit(sanitized_build: Path, tmp_path: Path) -> None:
     """It comes again, alone; its neighbours are right, and are not asked for again."""
@@ -320,38 +252,6 @@ def read_in_order(shell: EngineShell) -> None:
     for unit in range(UNITS):
         wanted = DATA[unit * UNIT :][:UNIT]
         assert shell.request(f"read {unit * UNIT} {UNIT}") == wanted
-
-
-@pytest.mark.usefixtures("carrier")
-def test_few_requests_for_who_reads_in_order(
-    sanitized_build: Path, tmp_path: Path
-) -> None:
-    with scripted_server(right) as server:
-        with lazy_shell(sanitized_build, tmp_path, server) as shell:
-            read_in_order(shell)
-            fetcher = shell.stats()["lazy"][0]["fetcher"]
-    assert fetcher["units_fetched"] == UNITS
-    assert fetcher["attempts"] == len(server.requests) <= UNITS // 8
-
-
-def test_nobody_gets_what_nobody_wants(sanitized_build: Path) -> None:
-    """Readers of single units that are near each other; and a gap ends a run."""
-    with (
-        scripted_server(right) as server,
-        fetch_shell(sanitized_build) as shell,
-    ):
-        number = shell.add(source(server))
-        for unit in (0, 2, 3, 7):
-            shell.begin(number, unit * UNIT, UNIT)
-        assert len(shell.finish()) == 4
-        assert sorted(asked(server)) == [(unit, unit) for unit in (0, 2, 3, 7)]
-        shell.prefetch(number, 8 * UNIT, 4 * UNIT)
-        wait_for_units(shell, 8)
-        shell.prefetch(number, 16 * UNIT, 2 * UNIT)
-        wait_for_units(shell, 10)
-        shell.prefetch(number, 15 * UNIT, 6 * UNIT)  # two of them are there
-        wait_for_units(shell, 14)
-        assert sorted(asked(server))[4:] == [(8, 11), (15, 15), (16, 17), (18, 20)]
 
 
 @pytest.mark.usefixtures("carrier")

@@ -97,27 +97,6 @@ class Fault:
 KINDS = ["5xx", "reset", "short", "length", "corrupt"]
 
 
-def test_a_mirror_of_wrong_content_does_not_stay_the_first(
-    sanitized_build: Path, tmp_path: Path, data: bytes
-) -> None:
-    """Each unit would come twice, the first time in vain."""
-    virtual = VirtualData(sanitized_build, tmp_path, SIZE)
-    with (
-        scripted_server(Fault("corrupt", 100, data)) as bad,
-        scripted_server(Fault("corrupt", 0, data)) as good,
-    ):
-        source = http_source("", data, digests=True)
-        places = [{"kind": source.pop("kind"), "url": bad.url()}]
-        places.append(places[0] | {"url": good.url()})
-        del source["url"]
-        virtual.add(source | {"mirrors": places}, data, 0)
-        with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
-            for offset in range(0, SIZE, 4 * UNIT):  # too far apart to read ahead
-                wanted = virtual.content(offset, BLOCK)
-                assert shell.request(f"read {offset} {BLOCK}") == wanted
-        assert (len(bad.requests), len(good.requests)) == (3, SIZE // UNIT // 4)
-
-
 def test_a_host_that_hangs_does_not_stop_others(
     sanitized_build: Path, tmp_path: Path, data: bytes
 ) -> None:

@@ -150,21 +150,6 @@ def test_wrong_from_the_first(
         assert shell.request(f"read 0 {BLOCK}") == virtual.content(0, BLOCK)
 
 
-def test_a_cache_that_lost_its_content(
-    sanitized_build: Path, filled: VirtualData, tmp_path: Path
-) -> None:
-    """What cannot be read there is fetched."""
-    description = describe(lazy(tmp_path))
-    offset = 7 * UNIT + BLOCK  # the first unit of "digests"
-    with engine_shell(sanitized_build, description) as shell:
-        assert shell.request(f"read {offset} {UNIT}") == filled.content(offset, UNIT)
-        # NB: what is put there later makes the file long again.
-        wait_until_stored(shell)
-        for path in (tmp_path / "cache").glob("*.data"):
-            os.truncate(path, 0)
-        assert shell.request(f"read {offset} {UNIT}") == filled.content(offset, UNIT)
-
-
 @pytest.fixture(params=["memory", "disk"])
 def cache_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """Read by system calls, or through the ring (features.md)."""

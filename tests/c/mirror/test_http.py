@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import resource
 from base64 import b64encode
@@ -12,15 +11,8 @@ from pathlib import Path
 
 import pytest
 from support.needs import Need
-from support.shells import MirrorAnswer, MirrorShell, mirror_refusal, mirror_shell
-from support.web_servers import (
-    NGINX,
-    ScriptedServer,
-    WebServer,
-    response,
-    scripted_server,
-    web_server,
-)
+from support.shells import MirrorShell, mirror_refusal, mirror_shell
+from support.web_servers import NGINX, WebServer, response, scripted_server, web_server
 
 SIZE = 1 << 20
 UNIT = 64 << 10
@@ -119,22 +111,6 @@ def test_says_how_it_failed(
     assert answer.retry_after_ms == {"busy": 7000, "limited": 3000}.get(path, 0)
 
 
-@pytest.mark.parametrize("unit", [0, 1, SIZE // UNIT - 1])
-def test_all_of_an_object_is_taken_for_a_range(
-    shell: Shell, web: WebServer, unit: int
-) -> None:
-    """As of a cache that has not stored it; but a server that has no ranges is refused
-    when its source is added."""
-    with shell(web.url("whole/object")) as mirror:
-        answer = mirror.fetch(unit * UNIT, UNIT)
-        assert answer.data == DATA[unit * UNIT :][:UNIT]
-        mirror.pin(answer.identity)
-        assert mirror.fetch(UNIT, UNIT).data == DATA[UNIT : 2 * UNIT]
-        assert "HTTP status 200" in mirror.probe()["text"]
-        mirror.pin('etag "other"')
-        assert mirror.fetch(UNIT, UNIT).failure == "changed"
-
-
 @pytest.mark.parametrize(
     ("head", "pinned", "failure"),
     [
@@ -169,21 +145,6 @@ def test_follows_redirects_but_not_out_of_tls(shell: Shell, web: WebServer) -> N
         answer = mirror.fetch(0, UNIT)
         assert answer.failure == "wrong"
         assert "from https to http" in answer.text
-
-
-def test_knows_it_by_its_date_where_it_has_no_tag(shell: Shell, web: WebServer) -> None:
-    path = web.files / "dated"
-    path.write_bytes(DATA)
-    os.utime(path, (1_000_000_000, 1_000_000_000))
-    with shell(web.url("weak/dated")) as mirror:
-        identity = mirror.fetch(0, UNIT).identity
-        assert identity == "modified Sun, 09 Sep 2001 01:46:40 GMT"
-        mirror.pin(identity)
-        assert mirror.fetch(0, UNIT).data == DATA[:UNIT]
-        os.utime(path, (1_000_000_001, 1_000_000_001))
-        assert mirror.fetch(0, UNIT).failure == "changed"
-    with shell(web.url("anonymous/dated")) as mirror:
-        assert mirror.fetch(0, UNIT) == MirrorAnswer(data=DATA[:UNIT], result=0)
 
 
 def test_the_password_is_read_when_it_is_needed(
@@ -314,42 +275,6 @@ def test_refuses_wrong_keys(
     said = mirror_refusal(sanitized_build, tmp_path, {"kind": "http", **keys})
     assert text in said
     assert "p4ss" not in said
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("no colon\n", 'no "Name: value"'),
-        ("X-Empty:\n", "without a value"),
-        ("", "is empty"),
-    ],
-)
-def test_refuses_files_of_headers_that_make_no_sense(
-    shell: Shell, tmp_path: Path, text: str, said: str
-) -> None:
-    file = secret(tmp_path / "headers", text)
-    with shell("http://127.0.0.1:9/", headers_file=file) as mirror:
-        answer = mirror.fetch(0, 100)
-    assert answer.failure == "no_login"
-    assert said in answer.text
-
-
-def test_goes_through_a_proxy(shell: Shell, web: WebServer) -> None:
-    seen: ScriptedServer
-    with scripted_server(lambda _: response("500 Proxy")) as seen:
-        proxy = f"http://127.0.0.1:{seen.port}"
-        with shell("http://far.invalid/object", proxy=proxy) as mirror:
-            assert "HTTP status 500" in mirror.fetch(0, 100).text
-        environment = {"http_proxy": proxy, "no_proxy": ""}
-        with shell("http://far.invalid/o", environment=environment) as mirror:
-            assert "HTTP status 500" in mirror.fetch(0, 100).text
-        url = web.url("files/object")
-        with shell(url, environment=environment, proxy="none") as mirror:
-            assert mirror.fetch(0, 100).data == DATA[:100]
-    assert [x.split()[1] for x in seen.requests] == [
-        "http://far.invalid/object",
-        "http://far.invalid/o",
-    ]
 
 
 def test_logs_in_to_a_proxy_of_the_environment(shell: Shell) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import random
-import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -13,17 +12,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import pytest
-from support.needs import Need
-from support.registry import (
-    IDENTITY_TOKEN,
-    PASSWORD,
-    REGISTRY,
-    USER,
-    Registry,
-    certify,
-    registry_fixture,
-    registry_server,
-)
+from support.registry import IDENTITY_TOKEN, PASSWORD, USER, Registry, registry_fixture
 from support.shells import MirrorShell, mirror_refusal, mirror_shell
 from support.waiting import wait_until
 from support.web_servers import response, scripted_server
@@ -102,29 +91,6 @@ def whole(mirror: MirrorShell) -> None:
     assert [x.data for x in answers] == [DATA[i * UNIT :][:UNIT] for i in range(count)]
     tail = SIZE - count * UNIT
     assert mirror.fetch(count * UNIT, tail).data == DATA[-tail:]
-
-
-def test_trusts_another_authority_once_its_file_has_that(
-    shell: Shell, tmp_path: Path, need: Need
-) -> None:
-    """What was read with the last login, five minutes ago at most, counts no longer."""
-    need(REGISTRY)
-    root, trusted = tmp_path / "registry", tmp_path / "trusted.pem"
-    root.mkdir()
-    with registry_server(root, tls=True) as registry:
-        digest = registry.push(REPOSITORY, DATA)
-        shutil.copy(registry.ca_file, trusted)
-        with shell(
-            registry.host, digest, insecure=False, ca_file=str(trusted)
-        ) as mirror:
-            whole(mirror)
-            certify(root)
-            registry.restart(away_s=0)
-            assert mirror.fetch(0, UNIT).failure in ("denied", "transient")
-            assert mirror.fetch(0, UNIT).failure == "denied"
-            shutil.copy(registry.ca_file, trusted)
-            wait_until(lambda: mirror.fetch(0, UNIT).data, timeout_s=30)
-            whole(mirror)
 
 
 AUTH = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
@@ -345,24 +311,3 @@ def test_a_proxy_that_sends_all_of_a_blob_is_read(shell: Shell) -> None:
         )
         with shell(f"127.0.0.1:{server.port}", DIGEST) as mirror:
             assert mirror.fetch(UNIT, UNIT).data == DATA[UNIT : 2 * UNIT]
-
-
-@pytest.mark.usefixtures("carrier")
-@pytest.mark.parametrize(
-    ("answer", "failure"),
-    [
-        (response("200 OK", b"please log in"), "wrong"),
-        (response("200 OK", DATA + b"x"), "wrong"),
-        (response("200 OK\nContent-Encoding: gzip", DATA), "wrong"),
-        (response("200 OK", DATA[: UNIT + 10], length=SIZE), "transient"),
-        (response("200 OK", DATA[:10], length=SIZE), "transient"),
-        (b"HTTP/1.1 200 OK\r\n\r\n" + DATA[: UNIT + 10], "transient"),
-    ],
-)
-def test_what_is_not_all_of_a_blob_is_not_read(
-    shell: Shell, answer: bytes, failure: str
-) -> None:
-    with scripted_server(lambda _: answer) as server:
-        with shell(f"127.0.0.1:{server.port}", DIGEST) as mirror:
-            got = mirror.fetch(UNIT, UNIT)
-    assert (got.failure, got.data) == (failure, None)

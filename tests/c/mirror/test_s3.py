@@ -107,45 +107,6 @@ def test_reads_with_a_signature(
         whole(mirror)
 
 
-def test_finds_credentials_as_other_tools_do(
-    shell: Shell, store: S3Server, tmp_path: Path
-) -> None:
-    where = (store.endpoint, BUCKET, "object")
-    keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
-    with shell(*where, environment=keys) as mirror:
-        assert mirror.fetch(0, UNIT).data == DATA[:UNIT]
-    with shell(*where) as mirror:
-        answer = mirror.fetch(0, UNIT)
-        assert answer.failure == "no_login"
-        assert "no credentials for S3" in answer.text
-        assert "anonymous" in answer.hint
-    (tmp_path / ".aws").mkdir()
-    file = credentials(tmp_path / ".aws" / "credentials", profile="tests")
-    for environment, extra in (
-        ({"AWS_PROFILE": "tests"}, {}),
-        ({}, {"profile": "tests"}),
-        ({"AWS_SHARED_CREDENTIALS_FILE": file, "HOME": "/"}, {"profile": "tests"}),
-    ):
-        with shell(*where, environment=environment, **extra) as mirror:
-            assert mirror.fetch(0, UNIT).data == DATA[:UNIT]
-    with shell(*where) as mirror:
-        assert "no key for the profile 'default'" in mirror.fetch(0, UNIT).text
-
-
-def test_a_renewed_key_costs_no_read(
-    shell: Shell, store: S3Server, tmp_path: Path
-) -> None:
-    file = tmp_path / "credentials"
-    credentials(file, secret="wrong")
-    path = {"credentials_file": str(file)}
-    with shell(store.endpoint, BUCKET, "object", **path) as mirror:
-        answer = mirror.fetch(0, UNIT)
-        assert answer.failure == "denied"
-        assert "HTTP status 403" in answer.text
-        credentials(file)
-        whole(mirror)
-
-
 def test_signs_a_session_and_names_a_version(shell: Shell) -> None:
     keys = KEYS | {"AWS_SESSION_TOKEN": "s3ssion"}
     answer = response(f'206 P\nETag: "x"\nContent-Range: bytes 0-9/{SIZE}', DATA[:10])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -122,15 +121,6 @@ def test_a_cache_gets_the_request_of_its_origin(site: Site, tmp_path: Path) -> N
     assert site.asked()[0] == 0
 
 
-def test_the_origin_says_first_what_its_object_is(site: Site) -> None:
-    source = site.add(pinned=False)
-    site.read(source)
-    assert site.asked() == (1, [0, 0, 0])
-    site.read(source, UNIT)
-    origin, caches = site.asked()
-    assert (origin, sum(caches)) == (0, 1)
-
-
 def choices(site: Site, source: int) -> list[int]:
     """Which cache is asked for each part of the object."""
     found = []
@@ -188,23 +178,6 @@ def test_a_cache_that_says_later_is_asked_again(site: Site) -> None:
     assert all(each["failures"] == 0 for each in site.shell.stats()["hosts"].values())
 
 
-def test_an_answer_that_ends_between_slices_is_no_failure(site: Site) -> None:
-    """As that of a site cache that lacks the next one."""
-
-    def cut(request: str) -> bytes:
-        head, _, body = good(request).partition(b"\r\n\r\n")
-        return head + b"\r\n\r\n" + body[:UNIT]
-
-    for cache in site.caches:
-        cache.script = cut
-    source = site.add()
-    site.shell.prefetch(source, 0, 4 * UNIT)
-    for number in range(4):
-        site.read(source, number * UNIT)
-    assert site.asked()[0] == 0
-    assert set(site.failures()) <= {"later"}
-
-
 @pytest.mark.parametrize("head", ["502 Bad Gateway", "200 OK", "504 Gateway Timeout"])
 def test_a_cache_that_fails_is_left_alone(site: Site, head: str) -> None:
     for cache in site.caches:
@@ -215,18 +188,6 @@ def test_a_cache_that_fails_is_left_alone(site: Site, head: str) -> None:
     origin, caches = site.asked()
     # Three failures each, and then others come first.
     assert (origin, sorted(caches)) == (8, [3, 3, 3])
-
-
-@pytest.mark.parametrize("site", [1], indirect=True)
-def test_a_cache_with_another_version_is_left_alone(site: Site) -> None:
-    site.caches[0].script = lambda request: good(request).replace(
-        ETAG.encode(), b'"another"'
-    )
-    source = site.add()
-    for number in range(4):
-        site.read(source, number * UNIT)
-    assert site.asked() == (4, [1])
-    assert site.failures() == {"changed": 1}
 
 
 def test_a_silent_cache_costs_bounded_time(site: Site) -> None:
@@ -258,13 +219,6 @@ def test_a_silent_cache_costs_bounded_time(site: Site) -> None:
         end.set()
 
 
-def test_dead_caches_leave_the_origin(site: Site) -> None:
-    source = site.add(via=["http://127.0.0.1:1", "http://127.0.0.1:2"])
-    for number in range(8):
-        site.read(source, number * UNIT)
-    assert site.asked()[0] == 8
-
-
 def test_a_challenge_of_a_cache_is_not_believed(site: Site, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     name = f"127.0.0.1:{site.origin.port}"
@@ -288,36 +242,6 @@ def test_a_challenge_of_a_cache_is_not_believed(site: Site, tmp_path: Path) -> N
         assert evil.requests == []
     origin, caches = site.asked()
     assert (origin, sum(caches)) == (1, 1)
-
-
-def test_redirects_of_a_cache(site: Site, tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("t0ken\n")
-    token.chmod(0o600)
-    with scripted_server(good) as elsewhere:
-        targets = {
-            # The plain client leaves the first redirect of a host to libcurl.
-            "relative": ("/moved", 3),
-            "absolute": (site.origin.url("moved"), 2),
-            "elsewhere": (elsewhere.url("moved"), 1),
-        }
-        target = ""
-
-        def script(request: str) -> bytes:
-            if request.startswith("GET /moved "):
-                return good(request)
-            return response(f"307 Temporary Redirect\nLocation: {target}")
-
-        for cache in site.caches:
-            cache.script = script
-        source = site.add(bearer_token_file=str(token))
-        for number, (kind, (target, requests)) in enumerate(targets.items()):
-            site.read(source, number * UNIT)
-            origin, caches = site.asked()
-            assert (origin, sum(caches)) == (0, requests), kind
-        (request,) = elsewhere.requests
-        assert header(request, "host") == f"127.0.0.1:{elsewhere.port}"
-        assert header(request, "authorization") is None
 
 
 PLAIN = "http://cache.example:3128"
@@ -381,24 +305,3 @@ def test_wrong_bytes_of_a_cache_are_never_delivered(
         assert stats["failures"]["wrong_digest"] == len(cache.requests) == 3
         assert len(origin.requests) == units
         assert stats["read_errors"] == 0
-
-
-def test_a_right_cache_serves_all_that_has_digests(
-    sanitized_build: Path, tmp_path: Path
-) -> None:
-    """Without a request to the origin, which nobody needs to say what is right."""
-    data = b"".join(content(at, UNIT) for at in range(0, PART, UNIT))
-    with scripted_server(good) as cache:
-        source = digested("http://127.0.0.1:1/gone", data) | {"size": SIZE}
-        source["digests"] += ["00" * 32] * ((SIZE - PART) // UNIT)
-        source["via"] = [cache.url("").rstrip("/")]
-        with StoreShell(sanitized_build, tmp_path / "map") as store:
-            store.add([[0, PART, 0, 0]], source)
-        lazy = {"kind": "lazy", "length": PART, "map": str(tmp_path / "map")}
-        with engine_shell(sanitized_build, describe(lazy)) as shell:
-            for offset in range(0, PART, UNIT):
-                assert shell.request(f"read {offset} 4096") == data[offset:][:4096]
-    with sqlite3.connect(tmp_path / "map") as db:
-        # A cache says nothing that is pinned.
-        assert list(db.execute("SELECT * FROM identities")) == []
-    db.close()

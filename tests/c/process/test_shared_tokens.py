@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import stat
 import time
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from support.web_servers import response, scripted_server
 
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.connection import Connection
-from btrfs_ublk.image.tokens import SharedToken
 
 UNIT = 64 << 10
 DATA = bytes(range(256)) * (UNIT // 256)
@@ -144,42 +142,6 @@ def test_a_record_that_makes_no_sense(
         registry.tokens.requests.clear()
         assert read_at_once(started[1:], deadline_s=30) == [0] * 2 * (SHELLS - 1)
     assert len(registry.tokens.requests) == 1
-
-
-def test_a_failure_takes_no_token_away(sanitized_build: Path, tmp_path: Path) -> None:
-    """Which another process has got meanwhile, as this one was long about it."""
-
-    def overtake(_: str) -> bytes:
-        (record,) = (tmp_path / "tokens").iterdir()
-        until_ns = time.monotonic_ns() + (1 << 36)
-        record.write_text(json.dumps({"token": "good", "until_ns": until_ns}))
-        return response("503 Service Unavailable")
-
-    def answer(request: str) -> bytes:
-        if "bearer good" not in request.lower():
-            realm = f'realm="{tokens.url()}",service="it"'
-            return response(f"401 Unauthorized\nWWW-Authenticate: Bearer {realm}")
-        found = re.search(r"(?i)bytes=(\d+)-(\d+)", request)
-        assert found
-        first, last = int(found[1]), int(found[2])
-        head = f"206 Partial Content\nContent-Range: bytes {first}-{last}/{UNIT}"
-        return response(head, DATA[first : last + 1])
-
-    with scripted_server(overtake) as tokens, scripted_server(answer) as server:
-        source = blob(server.url().split("/")[2], f"sha256:{'0' * 64}")
-        with shells(sanitized_build, source) as started:
-            assert read_at_once(started[:1], deadline_s=30) == [0, 0]
-        assert len(tokens.requests) == 1
-
-    # The same of commands.
-    late, other = SharedToken(["it"]), SharedToken(["it"])
-    assert late.find(refused=None) is None
-    other.tell("good", time.monotonic() + 60)
-    late.tell(None)
-    assert late.find(refused="other") is not None
-    assert late.find(refused="good") is None  # it is no good to anybody, then
-    late.tell(None)
-    assert other.find(refused=None) is None
 
 
 @pytest.mark.parametrize(

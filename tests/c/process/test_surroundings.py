@@ -7,16 +7,13 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shlex
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.containers import PODMAN, PRIVATE, place_for_state
 from support.faults import refusing
 from support.fetchers import DATA, UNIT, server_of, source_of
-from support.needs import Need
 from support.shells import fetch_shell
 from support.web_servers import scripted_server
 
@@ -122,29 +119,3 @@ def test_the_user_stays_only_where_it_must(threads: int, lacks: bool) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert (b"user" in done.stdout.split()) == lacks
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="podman is run as root")
-@pytest.mark.parametrize("options", ["--cap-add=sys_admin", "--user=65534:65534"])
-def test_in_a_container(
-    need: Need,
-    sanitized_build: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: str,
-) -> None:
-    """With podman's seccomp profile, a read-only root, and no more capabilities."""
-    need(PODMAN)
-    monkeypatch.chdir(tmp_path)
-    container = (
-        "podman run --rm --interactive --network=host --read-only --cap-drop=all "
-        f"--read-only-tmpfs=false --security-opt=no-new-privileges {options} "
-        f"--volume={shlex.quote(str(sanitized_build))}:/build:ro --rootfs /:O"
-    )
-    script = f'{PRIVATE}\nshift; exec {container} {SHELL} "$@"'
-    wrapper = ["unshare", "--mount", "bash", "-ec", script, "-"]
-    with place_for_state():
-        assert_it_fetches(
-            *(sanitized_build, tmp_path, wrapper, {"user"}),
-            program=Path(PROGRAM),
-        )

@@ -69,6 +69,28 @@ def test_what_was_added_is_there_after_a_restart(again: Open, path: Path) -> Non
     assert (path.stat().st_mode & 0o777, list(path.parent.iterdir())) == (0o600, [path])
 
 
+def test_a_repetition_changes_nothing(shell: StoreShell) -> None:
+    sources = [MEMSET, {"size": 1 << 40, "unit": 262144, "mirrors": [PATTERN | {}]}]
+    del sources[1]["mirrors"][0]["size"]  # type: ignore[attr-defined]
+    first = shell.add([[0, 4096, 0, 0], [4096, 4096, 1, 0]], *sources)
+    assert first == added((0, False), (4096, False))
+    # The same sources in other words.
+    again = shell.add(
+        [[4096, 4096, 0, 0], [0, 4096, 1, 0], [8192, 4096, 0, 0]],
+        PATTERN,
+        MEMSET | {"unit": 262144},
+    )
+    assert again == added((4096, True), (0, True), (8192, False))
+    assert shell.list() == [[0, 4096, 1, 0], [4096, 4096, 2, 0], [8192, 4096, 2, 0]]
+    # And twice in one request, which also describes one source twice.
+    twice = shell.add([[MIB, 4096, 0, 0], [MIB, 4096, 1, 0]], MEMSET, MEMSET)
+    assert twice == added((MIB, False), (MIB, True))
+    other = MEMSET | {"byte": 8}
+    twice = shell.add([[2 * MIB, 4096, 1, 0], [2 * MIB, 4096, 0, 0]], other, other)
+    assert twice == added((2 * MIB, False), (2 * MIB, True))
+    assert shell.ask(source=4) == {"error": "ENOENT", "text": "", "hint": ""}
+
+
 @pytest.mark.parametrize(
     "mapping",
     [
@@ -310,31 +332,6 @@ def test_digests_and_keys_that_make_no_sense(
     assert shell.list() == []
 
 
-def test_the_size_is_asked_for(again: Open, data: Path) -> None:
-    source = file_source(data, unit=65536)
-    with again() as shell:
-        assert "added" in shell.add([[0, 4096, 0, 0]], source)
-        shown = shell.ask(source=1)
-        assert shown["size"] == data.stat().st_size
-        assert shown["source"]["size"] == data.stat().st_size
-        assert shown["identities"] != [None] and not shown["has_digests"]
-        # From now on it is known, and the same, whatever becomes of the file.
-        data.unlink()
-        assert shell.add([[0, 4096, 0, 0]], source) == added((0, True))
-        reply = shell.add([[MIB, 4096, 0, 0]], file_source(data, unit=4096))
-        assert "cannot ask for the size" in reply["text"] and str(data) in reply["text"]
-        assert "check the path" in reply["hint"]
-        nobody = {"kind": "http", "url": "http://127.0.0.1:1/x"}
-        reply = shell.add([[MIB, 4096, 0, 0]], nobody)
-        assert "does the server run" in reply["hint"], reply
-        reply = shell.add([[MIB, 4096, 0, 0]], {"kind": "pattern"})
-        assert "has no end" in reply["text"] and "--size" in reply["hint"]
-    with again() as shell:
-        assert shell.ask(source=1) == shown
-        # With its size, it is the same source.
-        assert shell.add([[0, 4096, 0, 0]], shown["source"]) == added((0, True))
-
-
 def test_pins_last(again: Open, data: Path) -> None:
     other = "cd" * 32
     with again() as shell:
@@ -356,37 +353,6 @@ def test_pins_last(again: Open, data: Path) -> None:
         assert shell.ask(digest=[1, 45]) == {"digest": other}  # who had a right to
         assert shell.ask(identity=[1, 0, "as it is"]) == {"ok": True}
         assert shell.ask(identity=[1, 0, "changed"])["error"] == "ESTALE"
-
-
-def test_pins_come_between_mappings_of_a_large_request(
-    shell: StoreShell, again: Open, data: Path
-) -> None:
-    """Reads wait for pins: none may wait for all of a request."""
-    shell.add([[1 << 39, 4096, 0, 0]], file_source(data, unit=4096))
-    reply = shell.ask(random=[100_000, MEMSET], pin=1)
-    assert reply["pinned"] > 10, reply
-    assert len(shell.list()) == 100_001
-
-
-@pytest.mark.parametrize(("leave", "repeats"), [(3, False), (1000, True)])
-def test_a_client_that_leaves_ends_its_request(
-    again: Open, data: Path, path: Path, leave: int, repeats: bool
-) -> None:
-    """What was written of it goes, also when it was killed meanwhile."""
-    with again(environment={"STORE_SLICE_BYTES": "512"}) as shell:
-        shell.add([[4096, 4096, 0, 0]], file_source(data, unit=4096))
-        reply = shell.ask(random=[40_000, MEMSET], pin=1, leave=leave, again=repeats)
-        assert (reply["error"], reply["text"]) == ("ECANCELED", "")
-        assert shell.list() == [[4096, 4096, 1, 0]]
-        assert shell.add([[None, 4096, 0, 0]], PATTERN, room=[0, MIB, 4096]) == added(
-            (0, False)
-        )
-    with again() as shell:
-        assert len(shell.list()) == 2 and shell.ask(check=True) == {"ok": True}
-    with sqlite3.connect(path) as db:
-        assert list(db.execute("PRAGMA user_version")) == [(1,)]
-        assert list(db.execute("SELECT count(*) FROM mappings")) == [(2,)]
-    db.close()
 
 
 def test_what_was_killed_goes_with_the_next_addition(again: Open, path: Path) -> None:
@@ -428,27 +394,3 @@ def test_one_server_at_a_time(shell: StoreShell, again: Open, path: Path) -> Non
 
 
 # Caches in front of mirrors
-
-
-def test_caches_are_no_part_of_a_source(again: Open, path: Path) -> None:
-    plain = {"kind": "http", "url": "http://origin.example/a", "size": MIB}
-    with again() as shell:
-        assert shell.add([[0, MIB, 0, 0]], plain) == added((0, False))
-        for caches in (["http://one.example"], ["http://two.example:3128"]):
-            source = {**plain, "via": caches}
-            assert shell.add([[0, MIB, 0, 0]], source) == added((0, True))
-        other = {**plain, "url": "http://origin.example/b", "via": ["http://b.example"]}
-        assert shell.add([[MIB, MIB, 0, 0]], other) == added((MIB, False))
-    with again() as shell:
-        assert shell.opened["sources"] == 2
-    with sqlite3.connect(path) as db:
-        texts = [text for (text,) in db.execute("SELECT text FROM sources")]
-        caches = list(db.execute("SELECT source, mirror, text FROM caches"))
-        # Older servers read it: they refuse other versions, and unknown keys.
-        assert list(db.execute("PRAGMA user_version")) == [(1,)]
-    db.close()
-    assert not any("via" in text for text in texts)
-    assert caches == [
-        (1, 0, '{"via":["http://two.example:3128"]}'),
-        (2, 0, '{"via":["http://b.example"]}'),
-    ]

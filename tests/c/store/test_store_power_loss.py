@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.disks import SYNC, Operation, lay_out, read_log, states
+from support.disks import SYNC, Operation, lay_out, read_log, some_states
 from support.needs import share_of
 from support.shells import StoreShell
 
@@ -133,9 +133,8 @@ def test_what_was_acknowledged_is_there(
     assert len(workload.pin_since) > 15 and workload.listed
     places = cycle([tmp_path / "one", tmp_path / "other"])
     checked = present = 0
-    some = STATES_MIN // len(operations) + 1
     with StoreShell(sanitized_build, tmp_path / "none.map") as shell:
-        for state in states(operations, some=some, seed=7):
+        for state in some_states(operations, least=STATES_MIN, seed=7):
             lost = next(places)  # the map in the other one is still open
             lay_out(state, lost)
             for path in lost.iterdir():

@@ -13,32 +13,7 @@ import click
 import pytest
 
 from btrfs_ublk.base.entry import print_rows, run_command
-from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
-
-
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (BtrfsUblkError("no", hint="do it"), 1),
-        (UsageError("no", hint="do it"), 2),
-        (CapabilityError("no", hint="do it"), 3),
-    ],
-)
-def test_the_status_tells_what_kind_of_error_it_was(
-    error: BtrfsUblkError,
-    status: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    @click.command()
-    def failing() -> None:
-        raise error
-
-    monkeypatch.setattr(sys, "argv", ["it"])
-    with pytest.raises(SystemExit) as caught:
-        run_command(failing, name="it")
-    assert caught.value.code == status
-    assert capsys.readouterr().err == "it: error: no\n  hint: do it\n"
+from btrfs_ublk.errors import BtrfsUblkError
 
 
 @pytest.mark.parametrize(
@@ -100,34 +75,6 @@ def test_streams_that_are_closed_or_full(
     assert "Traceback" not in done.stderr and "ignored" not in done.stderr
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_the_status_tells_which_signal_it_was(
-    signum: signal.Signals,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    @click.command()
-    def interrupted() -> None:
-        try:
-            os.kill(os.getpid(), signum)
-        except KeyboardInterrupt as error:
-            error.add_note("something is left")
-            raise
-
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in signals}
-    monkeypatch.setattr(sys, "argv", ["it"])
-    try:
-        with pytest.raises(SystemExit) as caught:
-            run_command(interrupted, name="it")
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    assert caught.value.code == 128 + signum
-    said = capsys.readouterr().err
-    assert said.endswith("it: interrupted\n  note: something is left\n")
-
-
 #: A sitecustomize: a signal comes in the middle of an import, in a place where Python
 #: makes another exception of what it raises.
 INTERRUPTED = """
@@ -153,10 +100,7 @@ sys.meta_path.insert(0, Finder())
     [
         # What the command imports first, last before it can do better, and then.
         ("btrfs-ublk", "btrfs_ublk.cli", signal.SIGINT),
-        ("btrfs-ublk", "btrfs_ublk.base.log", signal.SIGTERM),
         ("btrfs-ublk", "btrfs_ublk.cli.volume", signal.SIGHUP),
-        ("btrfs-ublk", "btrfs_ublk.volume.report", signal.SIGINT),
-        ("btrfs_ublk.cli.main", "btrfs_ublk.cli", signal.SIGTERM),
         ("btrfs_ublk.testing.range_server", "btrfs_ublk.testing", signal.SIGINT),
         ("btrfs_ublk.ops.manual", "btrfs_ublk.base.entry", signal.SIGTERM),
     ],

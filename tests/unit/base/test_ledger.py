@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ import pytest
 from support.devices import abandon, enter
 
 from btrfs_ublk.base import ledger as module
-from btrfs_ublk.base.dead_ledgers import AbandonedLedger, _parse, abandoned_ledgers
+from btrfs_ublk.base.dead_ledgers import AbandonedLedger, abandoned_ledgers
 from btrfs_ublk.base.ledger import Entry, Ledger, remover, state_directory
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
 from btrfs_ublk.volume.kept_ledger import KeptLedger, collect_kept
@@ -282,29 +281,6 @@ def test_a_forked_child_owns_nothing(ledger: Ledger, things: list[str]) -> None:
         process.join(30)
         assert process.exitcode == 0
     assert things == []
-
-
-def test_what_is_cut_off_is_nothing_that_is_there(
-    ledger: Ledger, things: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In any order: the file tells what the process knows, at each moment."""
-    monkeypatch.setattr(module, "_CUT_BYTES", 200)
-    dice = random.Random(8)
-    sizes = []
-    for _ in range(2000):
-        alive = ledger.entries()
-        act = dice.choice(["enter", "strike", "strike", "amend"])
-        if act == "enter" or not alive:
-            ledger.enter("thing", name="any")
-        elif act == "strike":
-            # Mostly the youngest.
-            ledger.strike(alive[-1] if dice.random() < 0.7 else dice.choice(alive))
-        else:
-            ledger.amend(dice.choice(alive), more=dice.randrange(100))
-        _, found, _ = _parse(ledger.path)
-        assert found == ledger.entries()
-        sizes.append(ledger.path.stat().st_size)
-    assert min(sizes[1000:]) < 1000
 
 
 def test_an_unhandled_error_still_sweeps_at_exit(tmp_path: Path) -> None:

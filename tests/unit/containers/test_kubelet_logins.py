@@ -9,22 +9,16 @@ from pathlib import Path
 import pytest
 from support.kubelet import answer, configuration
 from support.registry import USER
-from support.waiting import wait_until
 from support.web_servers import response, scripted_server
 
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE, VOLUMES_VARIABLE
 from btrfs_ublk.containers.images import IMAGE_REF, Images, LazyOptions
-from btrfs_ublk.containers.kubelet_logins import (
-    KubeletLogins,
-    Plugin,
-    matches,
-    read_plugins,
-)
+from btrfs_ublk.containers.kubelet_logins import KubeletLogins, matches, read_plugins
 from btrfs_ublk.containers.store import SNAPSHOT_REF, SnapshotStore
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.documents import SEALED_IN
-from btrfs_ublk.image.reference import Reference, parse_reference
+from btrfs_ublk.image.reference import parse_reference
 from btrfs_ublk.image.store import IMAGES_VARIABLE
 
 
@@ -123,53 +117,3 @@ def test_logins_that_nobody_needs_are_not_kept(
         finally:
             images.close()
             store.close()
-
-
-def test_a_renewal_that_fails_ends_no_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (plugin,) = read_plugins(configuration(tmp_path, "*.example.org"), tmp_path)
-    answer(tmp_path, "first", pattern="*.example.org", duration="1h")
-    logins = KubeletLogins(tmp_path / "logins", [plugin], RegistryAccess())
-    usual = logins._ask
-
-    def ask(plugin: Plugin, image: Reference, path: Path) -> None:
-        if image.repository == "bad":
-            raise ValueError("nobody expects this")
-        usual(plugin, image, path)
-
-    try:
-        good, bad = (parse_reference(f"r.example.org/{x}:1") for x in ("good", "bad"))
-        path = logins.access(good).docker_config
-        assert path is not None
-        answer(tmp_path, "second", pattern="*.example.org", duration="1h")
-        with monkeypatch.context() as patch:
-            patch.setattr(logins, "_ask", ask)
-            with logins._lock:
-                # The bad one comes first.
-                logins._due_s = {
-                    replace(x, tag=None, digest=None): 0.0 for x in (bad, good)
-                }
-            wait_until(lambda: "second" in path.read_text())
-            assert logins._thread.is_alive()
-    finally:
-        logins.close()
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "what"),
-    [
-        ("name: plugin", "name: ../plugin", "which is no file's"),
-        ("name: plugin", "name: missing", "there is no program"),
-        ("CredentialProviderConfig", "Pod", "is of the kind 'Pod'"),
-        ("kind:", "\tkind", "neither JSON nor YAML"),
-        ("credentialprovider.kubelet", "else.kubelet", "has apiVersion 'else"),
-        ("  env:", "  tokenAttributes: {a: b}\n  env:", "service accounts"),
-        ("  - name: HERE", "  - other: HERE", "has args or env"),
-    ],
-)
-def test_what_is_wrong_is_said(old: str, new: str, what: str, tmp_path: Path) -> None:
-    file = configuration(tmp_path, "*")
-    file.write_text(file.read_text().replace(old, new))
-    with pytest.raises(UsageError, match=what):
-        read_plugins(file, tmp_path)

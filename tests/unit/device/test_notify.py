@@ -68,42 +68,6 @@ def test_descriptors_come_back_as_often_as_they_are_asked_for(
     os.close(queue)
 
 
-def test_the_same_are_stored_once(systemd: socket.socket) -> None:
-    read_fd, write_fd = os.pipe()
-    stored = StoredFds(manager(systemd), NAME)
-    for fds in ([read_fd], [read_fd], [read_fd, write_fd]):
-        stored.keep(fds, {})
-    said = [received(systemd) for _ in range(4)]
-    assert [words[0] for words, _ in said] == ["FDSTOREREMOVE=1", "FDSTORE=1"] * 2
-    for fd in (read_fd, write_fd, *(fd for _, fds in said for fd in fds)):
-        os.close(fd)
-    systemd.setblocking(False)
-    with pytest.raises(BlockingIOError):
-        received(systemd)
-
-
-def test_they_are_gone_when_that_returns(
-    systemd: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """systemd closes the descriptor of a barrier when it has done all before it."""
-    monkeypatch.setattr("btrfs_ublk.device.notify._BARRIER_TIMEOUT_S", 0.1)
-    read_fd, write_fd = os.pipe()
-    stored = StoredFds(passing(NAME, read_fd), NAME)
-    stored._manager.address = systemd.getsockname()
-    stored.drop()
-    assert received(systemd) == (["FDSTOREREMOVE=1", f"FDNAME={NAME}"], [])
-    words, (barrier,) = received(systemd)
-    assert words == ["BARRIER=1"]
-    os.close(barrier)
-    with pytest.raises(BrokenPipeError):  # Our copy is closed as well.
-        os.write(write_fd, b"\0")
-    os.close(write_fd)
-    stored.drop()
-    systemd.setblocking(False)
-    with pytest.raises(BlockingIOError):
-        received(systemd)
-
-
 def test_too_many_are_left_to_keepers(
     systemd: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:

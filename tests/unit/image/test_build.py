@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -16,9 +15,7 @@ from typing import Any
 
 import pytest
 from support import trees
-from support.faults import install
 from support.images import (
-    FILES,
     KIB,
     TIMEOUT_S,
     as_root,
@@ -132,45 +129,6 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
     done = mkimage_raw({"layers": [good, bad], "output": str(output)})
     assert done.returncode == 1 and "none.tar" in done.stderr
     assert list(output.iterdir()) == []
-
-
-def _refuse_nameless_files() -> None:
-    """Have the kernel answer O_TMPFILE as file systems do that lack it."""
-    load, equal, both, answer = 0x20, 0x15, 0x45, 0x06  # linux/bpf_common.h
-    nameless, openat, audit_arch = 0o20000000, 257, 0xC000003E
-    program = [
-        (load, 0, 0, 4),
-        (equal, 0, 5, audit_arch),
-        (load, 0, 0, 0),
-        (equal, 0, 3, openat),
-        (load, 0, 0, 32),  # the flags
-        (both, 0, 1, nameless),
-        (answer, 0, 0, 0x00050000 | errno.EOPNOTSUPP),
-        (answer, 0, 0, 0x7FFF0000),
-    ]
-    install(program)
-
-
-@pytest.mark.skipif(os.uname().machine != "x86_64", reason="of that machine's calls")
-def test_a_file_system_may_lack_nameless_files(sparse_path: Path) -> None:
-    """As overlayfs, NFS and 9p do, some of them depending on the kernel."""
-    tree, output = small_tree(sparse_path / "tree"), sparse_path / "image"
-    output.mkdir()
-    done = subprocess.run(
-        [helper_path(MKIMAGE)],
-        input=json.dumps(
-            {
-                "layers": [{"kind": "directory", "path": str(tree)}],
-                "output": str(output),
-            }
-        ),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        preexec_fn=_refuse_nameless_files,
-    )
-    assert done.returncode == 0, done.stderr
-    assert {path.name for path in output.iterdir()} == FILES
 
 
 def test_a_directory_with_files_is_not_written_to(tmp_path: Path) -> None:

@@ -141,22 +141,6 @@ def test_the_same_image_has_the_same_digests(
     assert report.manifest.digest == first["sealed"]
 
 
-def test_what_was_made_is_not_made_again(
-    argv: list[str], registry: Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    new = f"{registry.host}/team/stopped:1"
-
-    def stopped(*_: object, **__: object) -> None:
-        raise BtrfsUblkError("stopped")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(convert, "push_image", stopped)
-        assert refusal(*argv, new, "--check").message == "stopped"
-    for name in ("build_image", "check_layers"):
-        monkeypatch.setattr(convert, name, stopped)
-    assert image(*argv, new, "--check")["uploaded"] == 3
-
-
 @pytest.mark.data
 def test_a_killed_one_is_gone_on_with(
     argv: list[str], registry: Registry, sparse_path: Path
@@ -174,34 +158,6 @@ def test_a_killed_one_is_gone_on_with(
     done = image(*argv, new, "--check")
     assert done["digest"] == image(*argv, f"{registry.host}/team/whole:1")["digest"]
     assert not blobs.exists()
-
-
-def test_what_a_trace_has_read_comes_first(
-    argv: list[str], registry: Registry, access: RegistryAccess, tmp_path: Path
-) -> None:
-    new = f"{registry.host}/team/traced:1"
-    image(*argv, new)
-    header = inspect_image(parse_reference(new), access).header
-    assert header.first_bytes == 0
-    trace = tmp_path / "start.trace"
-    lines: list[object] = [
-        {"format": "btrfs-ublk trace", "version": 1},
-        {
-            "source": 1,
-            "size": header.data_bytes,
-            "unit": header.unit,
-            "root": header.root,
-            "mirrors": [],
-        },
-        [1, header.data_bytes // header.unit - 1, 1, 0],
-        {"end": True, "units": 1, "lost": 0, "seconds": 1.0},
-    ]
-    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    image(*argv, new, "--trace", str(trace), "--traced", new, "--check")
-    assert inspect_image(parse_reference(new), access).header.first_bytes > 0
-    assert "is not among the images on this machine" in str(
-        refusal(*argv, new, "--trace", str(trace))
-    )
 
 
 def test_one_at_a_time(

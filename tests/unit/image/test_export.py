@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
@@ -17,13 +16,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from support import trees
-from support.images import Editor, LeafItem, assemble, mkimage, tagged_image
+from support.images import Editor, LeafItem, assemble, mkimage
 from support.sanitized_build import SANITIZER_ENVIRONMENT
 from support.trees import describe, differences, tree_of
 
 from btrfs_ublk.base.helpers import READIMAGE
 from btrfs_ublk.cli.image import command
-from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.documents import InvalidImageError
 from btrfs_ublk.image.pull import open_sealed
@@ -150,30 +148,6 @@ def test_a_tar_comes_back(sanitized_build: Path, sparse_path: Path) -> None:
         *(".", "below", "below/again", "below/content", "below/deeper", "inline"),
         *("link", "sparse", "zeroes"),
     ]
-
-
-def test_layers(sparse_path: Path) -> None:
-    source = tagged_image(
-        sparse_path / "ordinary",
-        {"one": b"1" * 5000, "two": b"2"},
-        {".wh.one": b"", "three": b"3"},
-    )
-    options = BuildOptions()
-    made = build_image(
-        source, sparse_path / "layout", options, platform="linux/amd64"
-    ).name
-    runner = CliRunner()
-    report = runner.invoke(command, ["inspect", str(made), "--json"])
-    layers = json.loads(report.stdout)["layers"]
-
-    def names(*words: object) -> list[str]:
-        with tarfile.open(fileobj=io.BytesIO(export(made, *words))) as tar:
-            return tar.getnames()
-
-    assert names() == [".", "three", "two"]
-    assert names("--layer", layers[0]["chain_id"]) == [".", "one", "two"]
-    with pytest.raises(UsageError, match="has no layer 'other'"):
-        export(made, "--layer", "other")
 
 
 def test_a_damaged_image_gives_no_tar(image: LayoutName, sparse_path: Path) -> None:

@@ -98,38 +98,6 @@ def test_an_index_is_beside_the_image(place: Place, need: Need) -> None:
     assert again.digest == image.digest
 
 
-def test_a_registry_that_lists_referrers() -> None:
-    """docker-registry does not. What it lists may come in pages; nothing is tagged."""
-    subject = f"sha256:{'1' * 64}"
-    some = [describe(MANIFEST, b"%d" % n, artifactType=INDEXED) for n in range(3)]
-
-    def answer(request: str) -> bytes:
-        if request.startswith("PUT "):
-            return response(f"201 Created\nOCI-Subject: {subject}")
-        second = "last=1" in request
-        manifests = [dict(one.raw) for one in (some[2:] if second else some[:2])]
-        document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}
-        link = f"/v2/app/referrers/{subject}?last=1"
-        return response(
-            f"200 OK\nContent-Type: {INDEX}"
-            + ("" if second else f'\nLink: <{link}>; rel="next"'),
-            to_bytes(document),
-        )
-
-    with scripted_server(answer) as server:
-        target = Reference(f"127.0.0.1:{server.port}", "app", "1")
-        access = RegistryAccess(insecure=True)
-        with open_repository(target, access, writing=True) as repository:
-            assert repository.referrers(subject) == some
-            repository.put_referrer(some[0], subject, b"0")
-    asked = [request.partition(" HTTP")[0] for request in server.requests]
-    assert asked == [
-        f"GET /v2/app/referrers/{subject}",
-        f"GET /v2/app/referrers/{subject}?last=1",
-        f"PUT /v2/app/manifests/{some[0].digest}",
-    ]
-
-
 @pytest.mark.parametrize(
     ("status", "why"),
     [

@@ -17,7 +17,6 @@ from support.needs import moments
 from support.processes import killed_at_event
 
 from btrfs_ublk.base.signals import interruptible
-from btrfs_ublk.content import platforms
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, build_image
@@ -37,13 +36,11 @@ from btrfs_ublk.image.documents import (
     to_bytes,
     write_sealed_manifest,
 )
-from btrfs_ublk.image.inspect import inspect_image
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pull import open_sealed
 from btrfs_ublk.image.reference import LayoutName, Reference, parse_reference
 from btrfs_ublk.image.source import OpenedSource, open_source
 from btrfs_ublk.image.store import ImageStore
-from btrfs_ublk.image.transfer import walk
 
 DIGEST = f"sha256:{'a' * 64}"
 
@@ -153,38 +150,6 @@ def platform_manifest(name: str) -> Any:
     about = {"os": "linux", "architecture": architecture, "variant": variant}
     about = {key: value for key, value in about.items() if value}
     return describe(MANIFEST, name.encode(), **({"platform": about} if name else {}))
-
-
-@pytest.mark.parametrize(
-    ("machine", "flags", "there", "chosen"),
-    [
-        ("x86_64", "fpu sse2", "amd64/v3 amd64", "amd64"),
-        ("x86_64", "v2 v3", "amd64 amd64/v3 amd64/v4", "amd64/v3"),
-        ("x86_64", "v2 v4", "amd64/v4 amd64/v2 amd64", "amd64/v2"),
-        ("armv7l", "", "arm/v5 arm/v7", "arm/v7"),
-        ("armv6l", "", "arm/v7 arm/v5", "arm/v5"),
-        ("aarch64", "", "arm/v7 arm64/v8", "arm64/v8"),
-        ("i686", "", "amd64 386", "386"),
-    ],
-)
-def test_what_the_cpu_has_is_chosen(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    machine: str,
-    flags: str,
-    there: str,
-    chosen: str,
-) -> None:
-    for level, words in platforms._AMD64_FLAGS.items():
-        flags = flags.replace(f"v{level}", words)
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\n\nprocessor\t: 1\n")
-    monkeypatch.setattr(platforms, "_CPUINFO", cpuinfo)
-    uname = os.uname_result(("Linux", "host", "6", "1", machine))
-    monkeypatch.setattr(os, "uname", lambda: uname)
-    manifests = [platform_manifest(name) for name in there.split()]
-    expected = platform_manifest(chosen)
-    assert choose_platform(manifests, None, "here") == expected
 
 
 def test_attestations_are_never_chosen() -> None:
@@ -368,24 +333,6 @@ def test_a_layout_stays_while_another_command_is_at_work(tmp_path: Path) -> None
         one = other.add(LAYER, b"1")
     failed.remove_if_empty()
     assert other.read(one) == b"1"
-
-
-def test_a_sealed_image_in_a_layout(tmp_path: Path) -> None:
-    made = sealed_image(tmp_path / "image")
-    layout, manifest, _ = open_sealed(made.name)
-    assert manifest.digest == made.sealed and manifest.data is not None
-    assert {one.digest for one, _ in walk(layout, layout.find("app"))} >= {
-        manifest.pack.digest,
-        manifest.data.digest,
-        made.digest,
-    }
-    report = inspect_image(made.name, RegistryAccess()).to_dict()
-    assert report["data_bytes"] == made.data_bytes
-    # Nothing else is left of making it.
-    assert [x.name for x in (layout.path / "blobs").iterdir()] == ["sha256"]
-    # It is made again of itself: the ordinary image is beside it.
-    source = opened(made.name, tmp_path / "again", "linux/amd64")
-    assert len(source.layers) == 2
 
 
 def stored(store: ImageStore, path: Path, seed: int) -> str:

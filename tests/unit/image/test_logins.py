@@ -41,15 +41,6 @@ for line in sys.stdin:
         found = {"result": 1, "text": str(error)}
     print(json.dumps(found))
 """
-#: A machine whose /run has nothing but one file of podman's.
-_OWN_RUN = """
-set -e
-mount -t tmpfs none /run
-mkdir -p -m 700 /run/containers/0
-cp -p "$1" /run/containers/0/auth.json
-shift
-exec "$@"
-"""
 
 
 @pytest.fixture(params=["C", "Python"])
@@ -194,18 +185,6 @@ def test_logins_of_podman_and_docker_are_found(find: Find, tmp_path: Path) -> No
     absent = docker | {"REGISTRY_AUTH_FILE": str(tmp_path / "absent.json")}
     assert find(images, None, absent) == [None] * 5
     assert find(images, named, usual) == ["named"] * 2 + [None] * 3
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="root's file is in /run/containers/0")
-def test_roots_login_of_podman_is_found(find: Find, tmp_path: Path) -> None:
-    """podman's own place where there is no session, and so no XDG_RUNTIME_DIR."""
-    home = tmp_path / "home"
-    write(home / ".docker/config.json", auths({"a.example.org": "docker"}))
-    file = write(tmp_path / "auth.json", auths({"a.example.org": "root"}))
-    prefix = ["unshare", "--mount", "sh", "-c", _OWN_RUN, "sh", file]
-    for environment in ({}, {"XDG_RUNTIME_DIR": str(tmp_path / "session")}):
-        environment["HOME"] = str(home)
-        assert find(["a.example.org/image"], None, environment, prefix) == ["root"]
 
 
 def test_a_file_that_others_may_read_is_refused(find: Find, tmp_path: Path) -> None:

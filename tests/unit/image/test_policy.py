@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -171,38 +170,6 @@ def test_a_signature_of_the_sealed_image_alone_suffices(
     sign(target, access, image.sealed, signature)
     policy = Policy(tmp_path / "p", (Rule("*", (tmp_path / "ours.pub",)),))
     pull_image(target, access, ImageStore(tmp_path / "store"), policy=policy)
-
-
-def test_a_signature_of_the_index_that_lists_it_suffices(
-    access: RegistryAccess, registry: Registry, tmp_path: Path
-) -> None:
-    """The snapshotter knows an image by its own digest, and cosign signs indexes."""
-    target = Reference(registry.host, "signed/listed", "app")
-    image = pushed(target, access, tmp_path / "image")
-    other = replace(target, tag="other")
-    another = pushed(other, access, tmp_path / "another", seed=2)
-    assert another.sealed != image.sealed
-    public, signature = ec_key()
-    (tmp_path / "ours.pub").write_bytes(public)
-    sign(target, access, image.digest, signature)
-    policy = Policy(
-        tmp_path / "p", (Rule("*", (tmp_path / "ours.pub",)),), digests=False
-    )
-    store = ImageStore(tmp_path / "store")
-
-    def pull(digest: str, listed_in: Reference | None) -> None:
-        wanted = target.at(digest)
-        pull_image(wanted, access, store, policy=policy, listed_in=listed_in)
-
-    for digest, listed_in in ((image.sealed, None), (another.sealed, target)):
-        with pytest.raises(RefusedImageError, match="is not signed by"):
-            pull(digest, listed_in)
-    pull(image.sealed, target)
-    (stored,) = store.images()
-    store.discard(image.sealed, lambda name: False)
-    assert store.images() == [stored]
-    store.discard(image.sealed, lambda name: name in stored.names)
-    assert store.images() == []
 
 
 def test_signatures_of_others_do_not_count(

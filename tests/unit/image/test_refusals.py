@@ -15,41 +15,6 @@ from btrfs_ublk.volume import VolumeDefinition
 from btrfs_ublk.volume.image import refuse_other_access
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"",
-        b"{",
-        b"{}",
-        b"[]",
-        b"null",
-        b"7",
-        b'"token"',
-        b'{"token": 7}',
-        b'{"token": ["a"]}',
-        b'{"token": "two words"}',
-        b'{"token": "two\\nlines"}',
-        b'{"token": "' + b"x" * (1 << 20) + b'"}',
-    ],
-)
-def test_a_token_server_that_gives_no_token(answer: bytes, tmp_path: Path) -> None:
-    def registry(request: str) -> bytes:
-        if request.startswith("GET /token"):
-            return response("200 OK", answer)
-        realm = server.url("token")
-        return response(f'401 No\nWWW-Authenticate: Bearer realm="{realm}",service="x"')
-
-    login = tmp_path / "config.json"
-    login.touch(mode=0o600)
-    login.write_text("{}")
-    access = RegistryAccess(docker_config=login, insecure=True)
-    with scripted_server(registry) as server:
-        host = f"127.0.0.1:{server.port}"
-        with Connection(host, "some/image", access) as connection:
-            with pytest.raises(RegistryError, match="answers without a token"):
-                connection.request("GET", "x", what="look", ok=(200,))
-
-
 def test_no_secret_of_a_url_is_logged_or_said(caplog: pytest.LogCaptureFixture) -> None:
     """A registry refers to a store by a signed URL, and the store does not answer."""
 

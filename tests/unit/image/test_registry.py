@@ -7,19 +7,17 @@ import hashlib
 import json
 import os
 import random
-import re
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import requests
-from support.images import raw_index, sealed_image
+from support.images import sealed_image
 from support.needs import Need
 from support.registry import (
     PASSWORD,
@@ -36,15 +34,9 @@ from btrfs_ublk.base.capabilities import Program
 from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image import connection
-from btrfs_ublk.image import registry as registries
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.build import BuiltImage
-from btrfs_ublk.image.documents import (
-    ARTIFACT,
-    SEALED_IN,
-    InvalidImageError,
-    describe,
-)
+from btrfs_ublk.image.documents import InvalidImageError, describe
 from btrfs_ublk.image.inspect import inspect_image
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.places import open_repository
@@ -108,29 +100,6 @@ def pushed(
 
 def allowing(target: Reference) -> Policy:
     return Policy(Path("/nowhere"), (Rule(target.place),))
-
-
-def test_one_name_has_both(
-    target: Reference, access: RegistryAccess, tmp_path: Path
-) -> None:
-    image = sealed_image(tmp_path / "image")
-    done = pushed(image, target, access)
-    assert done.digest == image.digest and done.there == 0
-    with open_repository(target, access) as repository:
-        index = json.loads(repository.document("app").data)
-        ordinary, sealed = index["manifests"]
-        assert sealed["artifactType"] == ARTIFACT and sealed["digest"] == image.sealed
-        assert sealed["platform"] == {"os": "unknown", "architecture": "unknown"}
-        manifest = json.loads(repository.document(ordinary["digest"]).data)
-    # Layers and config are as they were; the layers say where they are sealed.
-    source = tmp_path / "image-source"
-    before = json.loads(
-        Layout(source).blob(raw_index(source)["manifests"][0]["digest"]).read_bytes()
-    )
-    assert manifest["config"] == before["config"]
-    for layer, was in zip(manifest["layers"], before["layers"], strict=True):
-        assert layer.pop("annotations") == {SEALED_IN: image.sealed}
-        assert layer == was
 
 
 def test_pull_moves_metadata_only(
@@ -236,19 +205,13 @@ def test_a_blob_is_there_if_the_registry_says_where(tmp_path: Path) -> None:
     ("text", "at_least_s", "at_most_s"),
     [
         ("3", 3, 3),
-        (" 30 ", 30, 30),
         ("0", 0, 0),
         ("DATE+3000 GMT", 2000, 3000),
-        ("DATE+3000 -0000", 2000, 3000),
         ("DATE-3000 GMT", 7, 7),
-        ("", 7, 7),
         ("-1", 7, 7),
-        ("1.5", 7, 7),
         ("\xb2", 7, 7),
         ("9" * 500, 7, 7),
-        ("soon", 7, 7),
         ("Fri, 31 Feb 2026 99:99:99 GMT", 7, 7),
-        ("Fri, 27 Nov 99999999999 10:00:00 GMT", 7, 7),
         ("Fri, 27 Nov 2026 10:00:00 +99999999", 7, 7),
         ('\x01\xff,;"', 7, 7),
     ],
@@ -319,102 +282,6 @@ def test_tls_is_verified(need: Need, tmp_path: Path) -> None:
         access = RegistryAccess(ca_file=server.ca_file)
         assert pushed(image, target, access).digest == image.digest
         assert inspect_image(target, access).manifest.digest == image.sealed
-
-
-@contextmanager
-def breaking_proxy(port: int, *, after_bytes: int, breaks: int) -> Iterator[int]:
-    """Stand between a client and a registry; break the first ``breaks`` connections
-    that have moved that many bytes. Yields its port."""
-    left = breaks
-    threads: list[threading.Thread] = []
-
-    def pump(
-        source: socket.socket, sink: socket.socket, peers: list[socket.socket]
-    ) -> None:
-        nonlocal left
-        moved = 0
-        try:
-            while data := source.recv(65536):
-                sink.sendall(data)
-                moved += len(data)
-                if left and moved > after_bytes:
-                    left -= 1
-                    break
-        except OSError:
-            pass
-        for each in peers:
-            try:
-                each.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-
-    def serve(listener: socket.socket) -> None:
-        while True:
-            try:
-                client, _ = listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection(("127.0.0.1", port))
-            peers = [client, server]
-            opened.extend(peers)
-            for one, other in ((client, server), (server, client)):
-                thread = threading.Thread(target=pump, args=(one, other, peers))
-                thread.start()
-                threads.append(thread)
-
-    opened: list[socket.socket] = []
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        accepting = threading.Thread(target=serve, args=(listener,))
-        accepting.start()
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            accepting.join()
-            for each in opened:
-                try:
-                    each.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    pass
-            for thread in threads:
-                thread.join()
-            for each in opened:
-                each.close()
-    assert left == 0, "no connection has moved so much"
-
-
-@pytest.mark.data
-def test_transfers_that_break_go_on(
-    registry: Registry,
-    target: Reference,
-    access: RegistryAccess,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(registries, "CHUNK_BYTES", 1 << 20)
-    data = random.Random(3).randbytes(7_000_000)
-    blob = tmp_path / "blob"
-    blob.write_bytes(data)
-    one = describe("application/octet-stream", data)
-    with breaking_proxy(registry.port, after_bytes=1_500_000, breaks=2) as port:
-        near = Reference(f"127.0.0.1:{port}", target.repository, "app")
-        login = config(tmp_path / "near.json", near.registry, {"auth": AUTH})
-        with open_repository(
-            near, RegistryAccess(docker_config=login, insecure=True), writing=True
-        ) as repository:
-            repository.upload(one, blob)
-    with open_repository(target, access) as repository:
-        assert repository.has_blob(one.digest)
-    with breaking_proxy(registry.port, after_bytes=2_500_000, breaks=2) as port:
-        near = Reference(f"127.0.0.1:{port}", target.repository, "app")
-        login = config(tmp_path / "near.json", near.registry, {"auth": AUTH})
-        counted: list[int] = []
-        with open_repository(
-            near, RegistryAccess(docker_config=login, insecure=True)
-        ) as repository:
-            repository.download(one, tmp_path / "got", counted.append)
-    assert (tmp_path / "got").read_bytes() == data
-    assert sum(counted) == len(data)
 
 
 def test_a_download_goes_on_where_an_earlier_one_ended(
@@ -498,45 +365,6 @@ def test_what_a_cache_sends_is_apart_until_it_is_verified(
     assert seen == []
     assert path.read_bytes() == data
     assert list(path.parent.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("kind", ["lacks a slice", "sends little each time"])
-def test_a_cache_that_sends_a_part(
-    target: Reference,
-    access: RegistryAccess,
-    tmp_path: Path,
-    registry: Registry,
-    kind: str,
-) -> None:
-    """A site cache ends its answer where it lacks a slice, or says 425 before the first
-    one; one that could have a pull ask for ever is left."""
-    data = random.Random(6).randbytes(1 << 20)
-    one = describe("application/octet-stream", data)
-    registry.push(target.repository, data)
-    most = (256 << 10) if kind == "lacks a slice" else (4 << 10)
-
-    def cache(request: str) -> bytes:
-        if kind == "lacks a slice" and len(server.requests) == 1:
-            return response("425 Too Early")
-        found = re.search(r"(?i)range: bytes=(\d+)-", request)
-        at = int(found[1]) if found else 0
-        status = "206 Partial Content" if found else "200 OK"
-        end = len(data) if kind == "lacks a slice" and at else at + most
-        return response(status, data[at:end], length=len(data) - at)
-
-    with scripted_server(cache) as server:
-        access = replace(access, via=(server.url("").rstrip("/"),))
-        with open_repository(target, access) as repository:
-            repository.download(one, tmp_path / "part")
-    assert len(server.requests) == (3 if kind == "lacks a slice" else 16 + 4)
-    assert (tmp_path / "part").read_bytes() == data
-
-
-def test_tokens_need_tls_to_a_cache(target: Reference, access: RegistryAccess) -> None:
-    access = replace(access, via=("http://cache.example:3128",))
-    with pytest.raises(UsageError, match="tokens would go to http://cache.example"):
-        open_repository(target, access)
-    open_repository(target, replace(access, via_plain=True)).close()
 
 
 @pytest.mark.data

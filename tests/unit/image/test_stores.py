@@ -15,7 +15,6 @@ from support.needs import Need
 from support.s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, WEED, S3Server, s3_server
 from support.web_servers import NGINX, WebServer, web_server
 
-from btrfs_ublk.content.s3 import s3_keys
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image import stored_layout
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
@@ -27,7 +26,7 @@ from btrfs_ublk.image.inspect import inspect_image
 from btrfs_ublk.image.layout import Layout, blob_name
 from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.policy import Policy, RefusedImageError, Rule
-from btrfs_ublk.image.pull import look_up, pull_image
+from btrfs_ublk.image.pull import pull_image
 from btrfs_ublk.image.reference import Reference, parse_name, parse_reference
 from btrfs_ublk.image.store import ImageStore
 from btrfs_ublk.image.transfer import Pushed, push_image
@@ -125,24 +124,6 @@ def test_a_bucket(target: Reference, tmp_path: Path) -> None:
     ]
 
 
-def test_large_blobs_go_in_parts(
-    target: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from btrfs_ublk.image import s3
-
-    monkeypatch.setattr(s3, "_PART_BYTES", 5 << 20)
-    image = sealed_image(tmp_path / "image", units=200)
-    assert push(image, target).uploaded_bytes > 12 << 20
-    layout = Layout.opened(image.name.path)
-    with open_repository(target, ACCESS) as repository:
-        _, _, manifest = look_up(target, repository)
-        assert manifest.data is not None
-        repository.download(manifest.data, tmp_path / "data")
-        rest = b"".join(repository.parts(manifest.data, 7 << 20))
-    data = layout.blob(manifest.data.digest).read_bytes()
-    assert (tmp_path / "data").read_bytes() == data and rest == data[7 << 20 :]
-
-
 @pytest.mark.data
 def test_pushes_at_once_lose_no_tag(
     target: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -192,31 +173,6 @@ def test_what_is_wrong_in_a_bucket(
     assert store.images() == []
 
 
-def test_refusals_of_a_store(
-    target: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    image = sealed_image(tmp_path / "image")
-    missing = parse_reference(f"s3://there-is-none/{target.repository}:1")
-    with pytest.raises(RegistryError, match="NoSuchBucket") as caught:
-        inspect_image(missing, ACCESS)
-    assert "make the bucket" in str(caught.value.hint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
-    with pytest.raises(RegistryError, match="HTTP 403") as caught:
-        push(image, target)
-    assert "AWS_SHARED_CREDENTIALS_FILE" in str(caught.value.hint)
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(UsageError, match="there are no keys for s3://"):
-        push(image, target)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
-    monkeypatch.setattr("btrfs_ublk.image.s3._TRIES", 1)
-    with pytest.raises(RegistryError, match="Could not connect to the endpoint"):
-        push(image, target)
-
-
 @pytest.mark.data
 def test_a_push_that_is_killed_is_repeated(target: Reference, tmp_path: Path) -> None:
     """The name comes last, so that what is not whole has none."""
@@ -237,27 +193,6 @@ def test_a_push_that_is_killed_is_repeated(target: Reference, tmp_path: Path) ->
     report = check_image(target, ACCESS, with_btrfs_check=False)
     assert report.digest == image.sealed
     assert report.right_units == report.units > 100
-
-
-def test_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is kept with a volume, whose server has another one."""
-    monkeypatch.chdir(tmp_path)
-    given = {
-        "AWS_ENDPOINT_URL_S3": "https://first",
-        "AWS_ENDPOINT_URL": "https://second",
-        "AWS_DEFAULT_REGION": "eu-1",
-        "AWS_REGION": "",
-        "AWS_PROFILE": "team",
-        "AWS_SHARED_CREDENTIALS_FILE": "keys",
-        "AWS_SECRET_ACCESS_KEY": "never",
-    }
-    assert s3_keys(given) == {
-        "endpoint": "https://first",
-        "region": "eu-1",
-        "profile": "team",
-        "credentials_file": str(tmp_path / "keys"),
-    }
-    assert s3_keys({}) == {}
 
 
 @pytest.fixture

@@ -5,28 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from support.images import UNIT, sealed_image
-from support.lazy_images import stock_image
 from support.needs import Need
 from support.shells import fetch_shell
 from support.sites import Ring, ring
 from support.web_servers import NGINX, response, scripted_server
 
-from btrfs_ublk.base.hosts import cache_status
 from btrfs_ublk.cli.image import command
-from btrfs_ublk.content.digests import Digests
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuiltImage
-from btrfs_ublk.image.documents import Descriptor, InvalidImageError, SealedManifest
-from btrfs_ublk.image.indexed import layer_blob, unit_ranges
-from btrfs_ublk.image.pack import PackHeader, read_digests
+from btrfs_ublk.image.documents import SealedManifest
 from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.pull import look_up, open_sealed
 from btrfs_ublk.image.reference import Reference, parse_reference
@@ -164,121 +159,6 @@ def test_after_it_hosts_cost_the_registry_nothing(
         again = warm()
         assert again["hit_bytes"] == again["asked_bytes"] == total
         assert origin.asked_for_blobs() == before
-
-
-def recorded(
-    size: int, tmp_path: Path, root: str, *runs: list[int], unit: int = UNIT
-) -> Path:
-    """Write a trace of these runs of units."""
-    lines: list[object] = [{"format": "btrfs-ublk trace", "version": 1}]
-    source = {"size": size, "unit": unit, "root": root, "mirrors": []}
-    lines += [{"source": 0} | source, *([0, *run, 0] for run in runs)]
-    path = tmp_path / "trace"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
-@dataclass
-class Indexed:
-    name: Reference
-    header: PackHeader
-    digests: Digests
-    #: Of each source, which range of its layer each unit needs.
-    ranges: list[list[tuple[int, int]]]
-
-    @property
-    def layers(self) -> list[Descriptor]:
-        return [layer_blob(source) for source in self.header.sources]
-
-    def root(self, number: int) -> str:
-        source = self.header.sources[number]
-        return self.digests.part(source.offset, source.data_bytes).root
-
-
-@pytest.fixture
-def indexed(origin: Origin, tmp_path: Path) -> Indexed:
-    """An indexed image in the registry, with layers by gzip and by zstd."""
-    place, layout = f"{origin.host}/team/stock:1", tmp_path / "indexed"
-    for words in (
-        ["push", str(stock_image(tmp_path / "stock")), place],
-        ["index", place, "-o", str(layout)],
-        ["push", f"oci:{layout}", place],
-    ):
-        done = CliRunner().invoke(command, [*words, "--insecure"])
-        assert done.exit_code == 0, done.output
-    name = parse_reference(place)
-    (tmp_path / "unpacked").mkdir()
-    pack = tmp_path / "unpacked/pack"
-    with open_repository(name, RegistryAccess(insecure=True)) as repository:
-        repository.download(look_up(name, repository)[2].pack, pack)
-    header, digests = read_digests(pack, pack.parent)
-    assert len(header.sources) == 2
-    ranges = [unit_ranges(header, pack.parent, number) for number in range(2)]
-    return Indexed(name, header, digests, ranges)
-
-
-def slices_of(ranges: list[tuple[int, int]]) -> set[int]:
-    return {
-        at // UNIT
-        for start, end in ranges
-        for at in range(start // UNIT * UNIT, end, UNIT)
-    }
-
-
-@pytest.mark.usefixtures("sanitized_helpers")
-def test_what_a_trace_has_read_of_layers(
-    tmp_path: Path, origin: Origin, indexed: Indexed
-) -> None:
-    """Units of an indexed image are warmed with what decoding them needs of a layer."""
-    header, unit = indexed.header, indexed.header.unit
-    counts = [source.data_bytes // unit for source in header.sources]
-    assert [len(ranges) for ranges in indexed.ranges] == counts
-    for layer, ranges in zip(indexed.layers, indexed.ranges, strict=True):
-        assert all(0 <= start < end <= layer.size for start, end in ranges)
-    wrong = replace(header.sources[0], layer_bytes=UNIT)
-    header = replace(header, sources=(wrong, *header.sources[1:]))
-    with pytest.raises(InvalidImageError, match="its index is of"):
-        unit_ranges(header, tmp_path / "unpacked", 0)
-    with ExitStack() as stack:
-        (nodes,) = rings(stack, origin, tmp_path, [1])
-        words = ["warm", str(indexed.name), "--insecure", "--site", nodes.urls[0]]
-
-        def warm(number: int, *runs: list[int]) -> dict[str, int]:
-            size, root = header.sources[number].data_bytes, indexed.root(number)
-            path = recorded(size, tmp_path, root, *runs, unit=unit)
-            argv = [*words, "--json", "--trace", str(path)]
-            result = CliRunner().invoke(command, argv, catch_exceptions=False)
-            report: dict[str, int] = json.loads(result.stdout)
-            return report
-
-        access = RegistryAccess(insecure=True)
-        last = counts[0] - 1
-        report = warm(0, [last, 1], [0, 1], [last, 5])
-        with open_repository(indexed.name, access) as repository:
-            pack = look_up(indexed.name, repository)[2].pack
-
-            def status(number: int, at: int) -> str | None:
-                layer, end = indexed.layers[number], (at + 1) * UNIT
-                found = repository.range_of_cache(
-                    nodes.urls[0], layer, at * UNIT, min(end, layer.size)
-                )
-                return cache_status(found[1])
-
-            needed = slices_of([indexed.ranges[0][0], indexed.ranges[0][last]])
-            size = indexed.layers[0].size
-            total = sum(min(UNIT, size - at * UNIT) for at in needed)
-            assert report["asked_bytes"] == pack.size + total
-            others = slices_of([(0, size)]) - needed
-            assert others and {status(0, at) for at in needed} == {"HIT"}
-            assert "HIT" not in {status(0, at) for at in others}
-            assert "HIT" not in {status(1, 0)}
-
-            result = CliRunner().invoke(command, words, catch_exceptions=False)
-            assert result.exit_code == 0
-            for number, ranges in enumerate(indexed.ranges):
-                assert {status(number, at) for at in slices_of(ranges)} == {"HIT"}
-        again = warm(1, [0, counts[1]])
-        assert again["hit_bytes"] == again["asked_bytes"]
 
 
 def test_a_cache_with_wrong_bytes_is_named(tmp_path: Path, origin: Origin) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from btrfs_ublk.physmap import ContiguousRun, MappingError, MapRow, PhysicalMap
 from btrfs_ublk.physmap.parse import BINARY_MAGIC, TSV_HEADER
 from btrfs_ublk.physmap.rows import type_code, type_text
-from btrfs_ublk.units import EIB, GIB, MIB, TIB
+from btrfs_ublk.units import GIB, MIB
 
 BLOCK = 4096
 BASE = 512 * GIB
@@ -139,25 +139,6 @@ def test_numbers_at_the_limit_do_not_run_over() -> None:
         for rule in ("assert_one_run", "assert_rising"):
             with pytest.raises(MappingError):
                 getattr(mapped([high, low]), rule)()
-
-
-def test_a_seed_of_four_exbibytes() -> None:
-    chunk = 255 * TIB
-    sizes = [chunk] * (4 * EIB // chunk) + [4 * EIB % chunk]
-    rows = [row(i * chunk, size, BASE + i * chunk) for i, size in enumerate(sizes)]
-    found = mapped(rows).assert_virtual_data(size_bytes=4 * EIB, device_offset=BASE)
-    assert found == ContiguousRun(0, BASE, 4 * EIB)
-
-
-def test_virtual_data_in_several_runs() -> None:
-    gap = [*plain_rows()[:4], row(4 * MIB, MIB, BASE + 90 * MIB)]
-    with pytest.raises(MappingError, match="must be contiguous"):
-        mapped(gap).assert_virtual_data(size_bytes=5 * MIB)
-    found = mapped(gap).assert_virtual_data(size_bytes=5 * MIB, whole=False)
-    assert found == (0, BASE, 4 * MIB)
-    more = [*gap, row(5 * MIB, MIB, BASE + 99 * MIB)]
-    with pytest.raises(MappingError, match="must be contiguous"):
-        mapped(more).assert_virtual_data(size_bytes=6 * MIB, whole=False)
 
 
 @st.composite

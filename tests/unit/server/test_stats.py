@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import subprocess
@@ -13,7 +12,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.sanitized_build import SANITIZER_ENVIRONMENT
-from support.shells import BLOCK, describe, engine_shell
 
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.server import (
@@ -86,43 +84,6 @@ def exact(durations: list[tuple[int, int]], rank: int) -> int:
         if below >= rank:
             return ns
     raise AssertionError("no such rank")
-
-
-class TestEngine:
-    def test_each_part_counts_for_its_kind(
-        self, sanitized_build: Path, tmp_path: Path
-    ) -> None:
-        path = tmp_path / "file"
-        path.write_bytes(bytes(2 * BLOCK))
-        file = {"kind": "file", "length": 2 * BLOCK, "path": str(path)}
-        description = describe(
-            file | {"writable": True},
-            {"kind": "memset", "length": BLOCK, "byte": 1},
-            {"kind": "error", "length": BLOCK},
-            read_only=False,
-        )
-        with engine_shell(sanitized_build, description) as shell:
-            shell.request(f"read 0 {3 * BLOCK}")
-            shell.request(f"read {BLOCK} {3 * BLOCK}")
-            shell.request(f"write 0 {BLOCK} 7")
-            shell.request(f"zero {BLOCK} {BLOCK}")
-            shell.request("flush")
-            assert shell.request(f"read {9 * BLOCK} {BLOCK}") == errno.EIO  # outside
-            stats = ServerStats.parse(shell.stats())
-        written, filled, failing = (
-            stats.kinds[kind] for kind in ("file", "memset", "error")
-        )
-        assert (written.reads, written.read_bytes) == (2, 3 * BLOCK)
-        assert (written.writes, written.write_zeroes, written.flushes) == (1, 1, 1)
-        assert (filled.reads, failing.reads, failing.errors) == (2, 1, 1)
-        # All of what may have to wait is timed.
-        assert written.latency.reads.count == 2
-        assert written.latency.writes.count == 2
-        assert written.latency.flushes.count == 1
-        assert 0 < written.latency.reads.max_ns < TIMEOUT_S * 1e9
-        assert (stats.reads, stats.errors, stats.refused) == (5, 2, 1)
-        assert [queue.in_flight for queue in stats.queues] == [0]
-        assert [queue.max_in_flight for queue in stats.queues] == [1]
 
 
 @pytest.mark.parametrize(
