@@ -144,8 +144,8 @@ def groups(
 
 
 def tables(document: Document) -> list[Table]:
-    """Make a table for each comparison and workload; then of the bars, of published
-    figures, and of what was not measured.
+    """Make a table for each comparison and workload; then of the bars, and of what was
+    not measured.
     """
     found = verdicts(document)
     every = groups(document)
@@ -159,9 +159,6 @@ def tables(document: Document) -> list[Table]:
     if bars:
         head = ("bar", "workload", "of", "to", "wanted", "ratio", "95 %", "")
         made.append(Table("Bars", head, bars, left=4))
-    published = document["parameters"].get("published")
-    if published:
-        made.append(_published(published, every))
     missing = [
         (result["peer"], result.get("workload", "-"), result["reason"].splitlines()[0])
         for result in document["results"]
@@ -274,46 +271,4 @@ def _bar(
         number(ratio.middle, 2),
         _interval(ratio),
         verdict,
-    )
-
-
-def _published(
-    published: Mapping[str, Any],
-    groups: Sequence[tuple[dict[str, Any], str, dict[str, list[Result]]]],
-) -> Table:
-    """Show each published figure with its ratio to the first of its workload, and our
-    ratio of the same two peers, if both were measured.
-    """
-    ours = {workload: by_peer for _, workload, by_peer in groups}
-    first: dict[tuple[str, ...], Mapping[str, Any]] = {}
-    rows = []
-    for figure in published["figures"]:
-        key = (figure["workload"], figure["measure"], figure["setting"])
-        base = first.setdefault(key, figure)
-        by_peer = ours.get(figure["workload"], {})
-        mine = by_peer.get(figure["like"], [])
-        value = median_of(mine, figure["measure"])
-        ratio = ratio_of(mine, by_peer.get(base["like"], []), figure["measure"])
-        rows.append(
-            (
-                figure["workload"],
-                ", ".join(filter(None, (figure["peer"], figure["setting"]))),
-                figure["like"] or "-",
-                figure["measure"],
-                f"{figure['value']:,g}",
-                number(figure["value"] / base["value"], 2),
-                f"{value:,.4g}" if value == value else "-",
-                number(ratio.middle, 2),
-            )
-        )
-    return Table(
-        "Published, on other hardware: compare only ratios",
-        (
-            *("workload", "theirs", "ours", "measure", "their figure", "ratio"),
-            *("our figure", "ratio"),
-        ),
-        rows,
-        left=4,
-        note=f"{published['source']}; {published['hardware']}. {published['note']} "
-        "Ratios: to the first of the same workload, measure and setting.",
     )

@@ -94,17 +94,16 @@ def check(
     content: Content,
     ranges: Iterable[tuple[int, int]],
     read: Reader,
-    or_else: bytes | None = None,
 ) -> int:
-    """Read ranges, offset and length, and compare them with the content, or with
-    ``or_else``; returns their number. Raises WrongDataError for the first wrong byte,
-    OSError for what cannot be read.
+    """Read ranges, offset and length, and compare them with the content; returns their
+    number. Raises WrongDataError for the first wrong byte, OSError for what cannot be
+    read.
     """
     count = 0
     for offset, length in ranges:
         found, wanted = read(path, offset, length), content.content(offset, length)
         count += 1
-        if found in (wanted, or_else):
+        if found == wanted:
             continue
         wrong = first_difference(found, wanted)
         raise WrongDataError(
@@ -123,13 +122,12 @@ def check_blocks(
     read: Reader,
     samples: int,
     chances: random.Random,
-    or_else: bytes | None = None,
 ) -> None:
     """Check the first block, the last one, and ``samples`` others."""
     blocks = size_bytes // BLOCK_BYTES
     chosen = [0, blocks - 1, *(chances.randrange(blocks) for _ in range(samples))]
     ranges = [(block * BLOCK_BYTES, BLOCK_BYTES) for block in chosen]
-    check(path, content, ranges, read, or_else)
+    check(path, content, ranges, read)
 
 
 def first_difference(one: bytes, other: bytes) -> int:

@@ -19,9 +19,7 @@ from btrfs_ublk.kernel.mount import mounted
 
 EROFS = FileSystem("erofs")
 OVERLAY = FileSystem("overlay")
-EXT4 = FileSystem("ext4")
 MKFS_EROFS = Program("mkfs.erofs", "erofs-utils")
-MKFS_EXT4 = Program("mkfs.ext4", "e2fsprogs")
 
 _MKFS_TIMEOUT_S = 300.0
 
@@ -34,20 +32,12 @@ def make_erofs(source: Path, image: Path, *options: str) -> None:
 
 @contextmanager
 def on_loop(
-    image: Path,
-    target: Path,
-    *,
-    fs_type: str = "btrfs",
-    options: Sequence[str] = (),
-    read_only: bool = False,
-    inside: str = "",
-) -> Iterator[Path]:
-    """Mount an image over a loop device; yields the directory ``inside`` of it."""
+    image: Path, target: Path, *, fs_type: str, read_only: bool = False
+) -> Iterator[None]:
+    """Mount an image over a loop device."""
     with loop_device(image, read_only=read_only) as device:
-        with mounted(
-            device.path, target, fs_type=fs_type, options=options, read_only=read_only
-        ):
-            yield target / inside
+        with mounted(device.path, target, fs_type=fs_type, read_only=read_only):
+            yield
 
 
 @contextmanager

@@ -1,5 +1,5 @@
 """fio: its workloads, which have names ("randread-psync", "randread-uring-d64-j2",
-"seqwrite-libaio-j4"), what it measured, and who used the CPUs meanwhile.
+"seqread-1m"), what it measured, and who used the CPUs meanwhile.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from btrfs_ublk.base.process import Child, describe_exit, run, spawn
 from btrfs_ublk.bench.cpu import RawSnapshot, Usage, children_of
 from btrfs_ublk.errors import BtrfsUblkError, CommandError, UsageError
-from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB
-
-Direction = Literal["read", "write"]
+from btrfs_ublk.units import KIB, MIB
 
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.02
@@ -36,16 +34,10 @@ _QUANTILES = {
 
 _MOST = 256  # the most jobs, and the largest depth
 
-_PATTERN = b"btrfublk"
-#: The content of every block that fio wrote.
-WRITTEN_BLOCK = _PATTERN * (BLOCK_BYTES // len(_PATTERN))
-
 
 @dataclass(frozen=True)
 class Workload:
-    """``jobs`` processes read or write, each with ``depth`` requests in flight. With
-    ``sync``, each write waits until it is on the medium (O_SYNC).
-    """
+    """``jobs`` processes read, each with ``depth`` requests in flight."""
 
     name: str
     pattern: str
@@ -53,16 +45,11 @@ class Workload:
     engine: str
     depth: int = 1
     jobs: int = 1
-    sync: bool = False
 
     @property
     def is_mapped(self) -> bool:
         """Whether it uses the page cache even if other workloads bypass it."""
         return self.engine == "mmap"
-
-    @property
-    def writes(self) -> bool:
-        return self.pattern.endswith("write")
 
     def argv(
         self,
@@ -74,17 +61,11 @@ class Workload:
         runtime_s: float,
         output: Path,
     ) -> list[str | Path]:
-        """Return the argv of fio, which reads or writes the first ``size_bytes`` for a
-        time. What it does during ``ramp_s`` is left out of the results, which go to
-        ``output``.
+        """Return the argv of fio, which reads the first ``size_bytes`` for a time. What
+        it does during ``ramp_s`` is left out of the results, which go to ``output``.
         """
-        if self.writes:
-            how = [f"--buffer_pattern=0x{_PATTERN.hex()}", "--fallocate=none"]
-            how += [f"--sync={int(self.sync)}", "--overwrite=0"]
-        else:
-            how = ["--readonly"]
         return [
-            *("fio", "--name=job", f"--filename={path}", *how),
+            *("fio", "--name=job", f"--filename={path}", "--readonly"),
             *(f"--rw={self.pattern}", f"--bs={self.block_bytes}", "--norandommap"),
             *(f"--size={size_bytes}", f"--ioengine={self.engine}"),
             *(f"--iodepth={self.depth}", f"--numjobs={self.jobs}"),
@@ -97,19 +78,13 @@ class Workload:
         ]
 
 
-_PATTERNS = {
-    "randread": "randread",
-    "seqread": "read",
-    "randwrite": "randwrite",
-    "seqwrite": "write",
-}
+_PATTERNS = {"randread": "randread", "seqread": "read"}
 _BLOCKS = {"4k": 4 * KIB, "1m": MIB}
 _ENGINES = {
     "psync": "psync",
     "uring": "io_uring",
     "libaio": "libaio",
     "mmap": "mmap",
-    "osync": "psync",
 }
 #: Engines with several requests in flight, and their default depths.
 _DEPTHS = {"uring": 16, "libaio": 16}
@@ -136,16 +111,8 @@ def parse_workload(name: str) -> Workload:
         raise UsageError(f"workload {name!r}: depth and jobs are 1 to {_MOST}")
     if match[4] and engine not in _DEPTHS:
         raise UsageError(f"workload {name!r}: {engine} has no depth", hint=HINT)
-    if engine == "osync" and not pattern.endswith("write"):
-        raise UsageError(f"workload {name!r}: osync is for writing", hint=HINT)
     return Workload(
-        name,
-        _PATTERNS[pattern],
-        _BLOCKS[block],
-        _ENGINES[engine],
-        depth,
-        jobs,
-        sync=engine == "osync",
+        name, _PATTERNS[pattern], _BLOCKS[block], _ENGINES[engine], depth, jobs
     )
 
 
@@ -161,15 +128,15 @@ class Outcome:
         return sum(self.job_iops)
 
 
-def parse_output(text: str, *, direction: Direction = "read") -> Outcome:
+def parse_output(text: str) -> Outcome:
     """Parse fio's json+. Raises BtrfsUblkError for other text, for errors that fio met,
-    and when it has read (written) nothing.
+    and when it has read nothing.
     """
     try:
         # Warnings may precede it.
         document = json.loads(text[text.index("{") :])
         jobs: list[dict[str, Any]] = document["jobs"]
-        reads = [job[direction] for job in jobs]
+        reads = [job["read"] for job in jobs]
         errors = {job["error"] for job in jobs} - {0}
         bins = merged(read["clat_ns"].get("bins", {}) for read in reads)
         count = sum(read["total_ios"] for read in reads)
@@ -181,8 +148,7 @@ def parse_output(text: str, *, direction: Direction = "read") -> Outcome:
     if errors:
         raise BtrfsUblkError(f"fio met errors: {sorted(errors)}")
     if not count:
-        done = {"read": "read", "write": "written"}[direction]
-        raise BtrfsUblkError(f"fio has {done} nothing", hint="give it more time")
+        raise BtrfsUblkError("fio has read nothing", hint="give it more time")
     latencies_ns = histogram_quantiles(bins, _QUANTILES)
     return Outcome(iops, {name: value / 1e3 for name, value in latencies_ns.items()})
 
@@ -279,8 +245,7 @@ def run_fio(
     if was_reading:
         parts = {"fio": {fio.pid, *readers}, "server": server_pids}
         usage = Usage(before.parse(), after.parse(), parts)
-    direction: Direction = "write" if workload.writes else "read"
-    return parse_output(output.read_text(), direction=direction), usage
+    return parse_output(output.read_text()), usage
 
 
 def _wait_for_jobs(fio: Child, count: int) -> set[int]:

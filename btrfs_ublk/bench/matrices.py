@@ -140,11 +140,6 @@ def _matrix(
 
 _DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 MATRICES = {name: _matrix(name, **values) for name, values in _DATA["matrix"].items()}
-_JOBS = _DATA["published"].pop("jobs")
-#: The best IOPS that others published, by engine and jobs.
-PUBLISHED: dict[str, dict[int, float]] = {
-    engine: dict(zip(_JOBS, figures)) for engine, figures in _DATA["published"].items()
-}
 
 
 def describe(configuration: Configuration) -> str:

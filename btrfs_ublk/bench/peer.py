@@ -4,7 +4,7 @@ A peer is something to read from, with known content; each module of
 ``btrfs_ublk.bench.peers`` has some, in ``PEERS``, and nothing else names them.
 
 A contest has contestants, which perform workloads, given by name, in turns. Each turn
-yields the contest's measures. The contest of reading and writing by fio
+yields the contest's measures. The contest of reading by fio
 (``bench.reading``) has all peers as contestants; others have their own.
 """
 
@@ -13,12 +13,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import (
-    AbstractContextManager,
-    ExitStack,
-    contextmanager,
-    nullcontext,
-)
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -44,8 +39,8 @@ class Setting:
 
     ``size_bytes`` of each can be read. ``queues`` and ``depth`` are for block servers;
     None leaves them to each. ``realtime`` is for ours (see BlockServer). ``runtime_s``
-    is the duration of a turn, if it can be chosen. ``writable``: peers are made
-    writable if they can be. ``disk`` is a device that the user names.
+    is the duration of a turn, if it can be chosen. ``disk`` is a device that the user
+    names.
     """
 
     directory: Path
@@ -56,7 +51,6 @@ class Setting:
     runtime_s: float
     disk: Path | None
     _stack: ExitStack
-    writable: bool = False
     _shared: dict[str, object] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=count)
 
@@ -70,9 +64,7 @@ class Setting:
 
     @contextmanager
     def new_file(self, size_bytes: int, *, filled: bool = False) -> Iterator[Path]:
-        """Make a sparse file, or one ``filled`` with STAMPS, which is removed, to free
-        its memory, after the block.
-        """
+        """Make a file, sparse or ``filled`` with STAMPS; remove it after the block."""
         path = self.directory / f"disk-{next(self._numbers)}"
         try:
             with path.open("xb") as file:
@@ -87,12 +79,6 @@ class Setting:
         """Return a shared file full of STAMPS, for peers that only read it."""
         make = partial(self.new_file, self.size_bytes, filled=True)
         return self.shared("source file", make)
-
-    def content_file(self) -> AbstractContextManager[Path]:
-        """Yield a file full of STAMPS: the peer's own, if it is to be written to."""
-        if self.writable:
-            return self.new_file(self.size_bytes, filled=True)
-        return nullcontext(self.source_file())
 
     def new_directory(self, name: str) -> Path:
         """Make a directory whose name begins with ``name``."""
@@ -129,18 +115,13 @@ class Subject:
     server_pids: Sequence[int] = ()
     #: Whether O_DIRECT has an effect there.
     direct: bool = True
-    #: Whether it can be mapped into memory (mmap(2), MAP_SHARED).
-    mappable: bool = True
-    #: Whether it may be written to: only if it is neither shared by peers nor belongs
-    #: to somebody else.
-    writable: bool = False
 
 
 @dataclass(frozen=True)
 class Candidate(Generic[_Up]):
     """Something to compare. ``name`` is that on command lines ("btrfs-loop"),
-    ``description`` one line, ``layer`` what is measured: a block "device", a "file", a
-    "tree" of files. ``serving`` brings it up, and takes it down after the block.
+    ``description`` one line, ``layer`` what is measured: a block "device" or a "file".
+    ``serving`` brings it up, and takes it down after the block.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The contest of reading, or writing, by fio: all peers can take part.
+"""The contest of reading by fio: all peers can take part.
 
 ``again:NAME`` is a second instance of a peer, to see how much equals differ.
 ``batch:NAME`` is one whose server runs in SCHED_BATCH, as our ublk server
@@ -11,7 +11,7 @@ import os
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from btrfs_ublk.base.capabilities import Fio, require
 from btrfs_ublk.base.readers import read_buffered, read_direct
 from btrfs_ublk.bench.content import check_blocks
 from btrfs_ublk.bench.cpu import Usage
-from btrfs_ublk.bench.fio import WRITTEN_BLOCK, Workload, parse_workload, run_fio
+from btrfs_ublk.bench.fio import Workload, parse_workload, run_fio
 from btrfs_ublk.bench.peer import (
     Contest,
     Contestant,
@@ -31,7 +31,6 @@ from btrfs_ublk.bench.peer import (
     all_peers,
 )
 from btrfs_ublk.bench.report import Result
-from btrfs_ublk.errors import CapabilityError, UsageError
 
 #: The share of the runtime in which fio reads before it is measured, and the least
 #: seconds for that.
@@ -51,13 +50,9 @@ def measure(
 ) -> Result:
     """Measure a turn; all CPU times are microseconds per I/O.
 
-    Random blocks are checked before and after; those of a writable subject may be what
-    fio writes. Raises BtrfsUblkError for wrong data, and when fio fails.
+    Random blocks are checked before and after. Raises BtrfsUblkError for wrong data,
+    and when fio fails.
     """
-    if workload.writes and not subject.writable:
-        raise ValueError(f"{subject.path} must not be written to")
-    if workload.is_mapped and not subject.mappable:
-        raise CapabilityError("it cannot be mapped into memory")
     direct = subject.direct and not workload.is_mapped
 
     def check() -> None:
@@ -68,7 +63,6 @@ def measure(
             read=read_direct if direct else read_buffered,
             samples=_SAMPLES,
             chances=chances,
-            or_else=WRITTEN_BLOCK if subject.writable else None,
         )
 
     check()
@@ -115,13 +109,8 @@ def cpu_record(usage: Usage, iops: float) -> Result:
 
 
 @contextmanager
-def _taking_part(
-    peer: Peer, writing: bool, prefix: str, setting: Setting
-) -> Iterator[Turn]:
-    setting = replace(setting, writable=writing)
+def _taking_part(peer: Peer, prefix: str, setting: Setting) -> Iterator[Turn]:
     with peer.serving(setting) as subject:
-        if writing and not subject.writable:
-            raise CapabilityError("it can only be read")
         for task in _tasks(subject.server_pids) if prefix == BATCH else ():
             os.sched_setscheduler(task, os.SCHED_BATCH, os.sched_param(0))
 
@@ -143,40 +132,29 @@ def _tasks(pids: Iterable[int]) -> Iterator[int]:
         yield from map(int, os.listdir(f"/proc/{pid}/task"))
 
 
-def _reader(peer: Peer, writing: bool, prefix: str = "") -> Contestant:
-    taking_part = partial(_taking_part, peer, writing, prefix)
+def _reader(peer: Peer, prefix: str = "") -> Contestant:
+    taking_part = partial(_taking_part, peer, prefix)
     name = f"{prefix}{peer.name}"
     return Contestant(name, peer.layer, peer.description, peer.needs, taking_part)
 
 
 @dataclass(frozen=True)
 class FioContest(Contest):
-    """A contest of all peers. With ``writing``, only writable peers take part, and
-    their blocks may have the old content or what fio writes.
-    """
+    """A contest of all peers."""
 
     measures: Sequence[Measure] = (Measure("iops", "IOPS", "more"),)
-    writing: bool = False
 
     def known(self, names: Sequence[str]) -> Mapping[str, Contestant]:
         peers = all_peers()
-        known = {name: _reader(peer, self.writing) for name, peer in peers.items()}
+        known = {name: _reader(peer) for name, peer in peers.items()}
         for name in names:
             prefix, colon, inner = name.partition(":")
             if prefix + colon in (AGAIN, BATCH) and inner in peers:
-                known[name] = _reader(peers[inner], self.writing, prefix + colon)
+                known[name] = _reader(peers[inner], prefix + colon)
         return known
 
     def check(self, workload: str) -> None:
-        parsed = parse_workload(workload)
-        if parsed.writes != self.writing:
-            does, wanted = ("writes", "read") if parsed.writes else ("reads", "written")
-            raise UsageError(
-                f"workload {workload!r} {does}, and these peers are to be {wanted}",
-                hint="suites that write: syncwrite, virtiofs",
-            )
-        require(Fio(parsed.engine))
+        require(Fio(parse_workload(workload).engine))
 
 
 READING = FioContest()
-WRITING = FioContest(writing=True)

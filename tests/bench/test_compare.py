@@ -17,7 +17,7 @@ from btrfs_ublk.bench import commands, report
 from btrfs_ublk.bench.commands.compare import Plan, blocks, command, compare
 from btrfs_ublk.bench.compare import ratio_of
 from btrfs_ublk.bench.content import STAMPS, write_content
-from btrfs_ublk.bench.fio import WRITTEN_BLOCK, parse_workload
+from btrfs_ublk.bench.fio import parse_workload
 from btrfs_ublk.bench.peer import Subject
 from btrfs_ublk.bench.reading import measure
 from btrfs_ublk.bench.report import Document
@@ -109,35 +109,6 @@ class TestMeasure:
             output=path / "fio.json",
             chances=random.Random(1),
         )
-
-    def test_what_is_only_read_is_never_written(self, tmp_path: Path) -> None:
-        path = tmp_path / "file"
-        write_content(path, STAMPS, SIZE)
-        before = path.read_bytes()
-        with pytest.raises(ValueError, match="must not be written"):
-            measure(
-                Subject(path, STAMPS, direct=False),
-                parse_workload("randwrite-psync"),
-                size_bytes=SIZE,
-                runtime_s=0.5,
-                output=tmp_path / "fio.json",
-                chances=random.Random(1),
-            )
-        assert path.read_bytes() == before
-
-    def test_what_is_written_is_checked(self, tmp_path: Path) -> None:
-        path = tmp_path / "file"
-        write_content(path, STAMPS, SIZE)
-        result = measure(
-            Subject(path, STAMPS, direct=False, writable=True),
-            parse_workload("seqwrite-1m"),
-            size_bytes=SIZE,
-            runtime_s=0.5,
-            output=tmp_path / "fio.json",
-            chances=random.Random(1),
-        )
-        assert result["iops"] > 10 and path.read_bytes()[:4096] == WRITTEN_BLOCK
-        assert path.stat().st_size == SIZE
 
     def test_wrong_data_are_an_error(self, tmp_path: Path) -> None:
         path = tmp_path / "file"

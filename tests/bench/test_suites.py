@@ -1,36 +1,28 @@
-"""Suites: what they name, how they scale, what they say, and real ones, scaled down."""
+"""Suites: what they name, and real ones, as small as can be."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from support.needs import Need
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, MKFS_BTRFS, ROOT, Fio
 from btrfs_ublk.bench.commands.compare import command
 from btrfs_ublk.bench.compare import tables
 from btrfs_ublk.bench.report import FAILED, OK
-from btrfs_ublk.bench.suite import Suite, find_suite, suite_names
-
-LEAST = 0.001
-
-
-def amounts_of(suite: Suite, factor: float) -> Mapping[str, float]:
-    return suite.scaling.amounts(factor) if suite.scaling else {}
+from btrfs_ublk.bench.suite import find_suite, suite_names
 
 
 @pytest.mark.parametrize("name", suite_names())
-@pytest.mark.parametrize("factor", [LEAST, 1.0])
-def test_suites_name_what_there_is(need: Need, name: str, factor: float) -> None:
+def test_suites_name_what_there_is(need: Need, name: str) -> None:
     need(Fio("psync"))
     suite = find_suite(name)
     assert suite.description
-    comparisons = suite.comparisons_of(amounts_of(suite, factor))
+    comparisons = suite.comparisons()
     for comparison in comparisons:
         assert comparison.workloads
         comparison.contest.find(comparison.peers)
@@ -45,22 +37,18 @@ def test_suites_name_what_there_is(need: Need, name: str, factor: float) -> None
     assert len(set(titles)) == len(titles)
 
 
-def invoke(*words: str | Path) -> Result:
-    return CliRunner().invoke(command, list(map(str, words)))
-
-
 @pytest.mark.device
 class TestSmall:
-    """As small as can be: each runs, and all its figures are there."""
+    """Each runs, and all its figures are there."""
 
     @pytest.fixture(autouse=True)
     def _needs(self, need: Need) -> None:
         need(ROOT, LOOP, BTRFS, MKFS_BTRFS)
 
-    def run(self, where: Path, *words: str) -> dict[str, Any]:
-        done = invoke(*words, "--turns=1", "--json", "--parent", where)
+    def run(self, where: Path, suite: str) -> dict[str, Any]:
+        words = [f"--suite={suite}", "--size=16M", "--runtime=0.5", "--turns=1"]
+        done = CliRunner().invoke(command, [*words, "--json", "--parent", str(where)])
         assert done.exit_code == 0, (done.output, done.exception)
-        assert "scaled by" in done.stderr or "full size" in done.stderr
         document: dict[str, Any] = json.loads(done.stdout)
         assert document["complete"]
         assert not [x for x in document["results"] if x["status"] == FAILED]
@@ -77,7 +65,7 @@ class TestSmall:
 
     def test_write_lazy(self, sparse_path: Path) -> None:
         """A clone takes a block, and some metadata; overlayfs the whole file."""
-        document = self.run(sparse_path, "--suite=write-lazy", "--scale=0.05")
+        document = self.run(sparse_path, "write-lazy")
         assert {"fuse-clone", "btrfs-reflink"} <= self.measured(document)
         written = {x["peer"]: x.get("written_kib") for x in document["results"]}
         assert written["fuse-clone"] < 1024
@@ -86,10 +74,5 @@ class TestSmall:
                 written["overlay-erofs"] >= document["parameters"]["size_bytes"] >> 10
             )
 
-    @pytest.mark.parametrize(
-        "name",
-        ["randread", pytest.param("syncwrite", marks=pytest.mark.thorough)],
-    )
-    def test_by_fio(self, sparse_path: Path, name: str) -> None:
-        document = self.run(sparse_path, f"--suite={name}", "--scale=0.001")
-        assert {"tmpfs"} < self.measured(document)
+    def test_by_fio(self, sparse_path: Path) -> None:
+        assert {"tmpfs"} < self.measured(self.run(sparse_path, "randread"))

@@ -21,20 +21,13 @@ from btrfs_ublk.bench.peer import Measure, Turn, all_peers, setting, why_not
 from btrfs_ublk.bench.peers.kernel import check_disk
 from btrfs_ublk.bench.report import FAILED, OK, SKIPPED, Result, finish, make_document
 from btrfs_ublk.bench.suite import (
-    RUNTIME,
-    SIZE,
     Comparison,
-    Suite,
     find_suite,
-    parse_factor,
     suite_names,
 )
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
-from btrfs_ublk.units import MIB, parse_block_size
 
 _WORKLOADS = ("randread-psync", "randread-uring-d64")
-_SIZE_BYTES = 256 * MIB
-_RUNTIME_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -184,8 +177,8 @@ def _list(*, as_json: bool) -> None:
     "workloads",
     multiple=True,
     metavar="NAME",
-    help="How to read or write: randread, seqread, randwrite or seqwrite; -4k or -1m; "
-    "-psync, -uring, -libaio, -mmap or -osync; -dN for a depth, -jN for N jobs.  "
+    help="How to read: randread or seqread; -4k or -1m; -psync, -uring, -libaio or "
+    "-mmap; -dN for a depth, -jN for N jobs.  "
     f"[{' and '.join(_WORKLOADS)}]",
 )
 @click.option("--turns", type=options.COUNT, default=10, help="Of each peer.")
@@ -193,16 +186,11 @@ def _list(*, as_json: bool) -> None:
     "--runtime",
     "runtime_s",
     type=SecondsType(min=0.5),
+    default=3.0,
     metavar="SECONDS",
-    help=f"Of each turn of fio.  [a suite's; {_RUNTIME_S:g}]",
+    help="Of each turn of fio.",
 )
-@click.option("--size", metavar="SIZE", help="What is read of each.  [a suite's; 256M]")
-@click.option(
-    "--scale",
-    default="auto",
-    help="How much of what a suite has published: 0.01 is a hundredth; auto fits it to "
-    "memory and 20 minutes.",
-)
+@options.size_option("256M", "What is read of each.")
 @click.option("--queues", type=options.COUNT, help="Of block servers.")
 @click.option("--depth", type=options.COUNT, help="Of each of their queues.")
 @click.option("--realtime", is_flag=True, help="Our servers run before all else.")
@@ -228,9 +216,8 @@ def command(
     peers: Sequence[str],
     suite: str | None,
     workloads: Sequence[str],
-    runtime_s: float | None,
-    size: str | None,
-    scale: str,
+    runtime_s: float,
+    size_bytes: int,
     parent: Path,
     as_json: bool,
     listed: bool,
@@ -247,12 +234,9 @@ def command(
     if (suite is None) == (not peers):
         raise UsageError("name peers to compare, or a --suite", hint="see --list")
     # What else is given are fields of the plan.
-    plan = Plan(runtime_s=_RUNTIME_S, size_bytes=_SIZE_BYTES, **given)
-    about: dict[str, Any] = {"suite": suite}
+    plan = Plan(runtime_s=runtime_s, size_bytes=size_bytes, **given)
     comparisons: Sequence[Comparison]
     if suite is None:
-        if parse_factor(scale) is not None:
-            raise UsageError("--scale is for suites of published workloads")
         title = " / ".join(peers)
         comparisons = [Comparison(title, peers, workloads or _WORKLOADS)]
     else:
@@ -262,15 +246,7 @@ def command(
             queues=plan.queues or chosen.queues,
             depth=plan.depth or chosen.depth,
         )
-        plan, found, scaled = _scaled(chosen, plan, scale, parent)
-        about |= scaled
-        comparisons = _with_workloads(found, workloads)
-        if chosen.published is not None:
-            about["published"] = chosen.published.to_dict()
-    if size is not None:
-        plan = replace(plan, size_bytes=parse_block_size(size, what="--size"))
-    if runtime_s is not None:
-        plan = replace(plan, runtime_s=runtime_s)
+        comparisons = _with_workloads(chosen.comparisons(), workloads)
     if plan.disk is not None:
         check_disk(plan.disk, plan.size_bytes)
     for comparison in comparisons:
@@ -280,7 +256,7 @@ def command(
     document = make_document(
         "compare",
         parameters={
-            **about,
+            "suite": suite,
             **asdict(plan),
             # Reports must not contain paths of this machine.
             "disk": plan.disk is not None,
@@ -302,30 +278,6 @@ def command(
         if document["results"]:
             finish(document, as_json=as_json)
     return int(any(x["status"] == FAILED for x in document["results"]))
-
-
-def _scaled(
-    suite: Suite, plan: Plan, scale: str, parent: Path
-) -> tuple[Plan, Sequence[Comparison], dict[str, Any]]:
-    """Scale the plan and the comparisons; also returns the scale for the document."""
-    factor, scaling = parse_factor(scale), suite.scaling
-    if scaling is None:
-        if factor is not None:
-            raise UsageError(
-                "--scale is for suites of published workloads; this one has no size "
-                "that was published"
-            )
-        return plan, suite.comparisons_of({}), {}
-    if factor is None:
-        factor = scaling.factor_for(parent, turns=plan.turns)
-    options.progress(scaling.told(factor))
-    amounts = scaling.amounts(factor)
-    plan = replace(
-        plan,
-        size_bytes=int(amounts.get(SIZE, plan.size_bytes)),
-        runtime_s=amounts.get(RUNTIME, plan.runtime_s),
-    )
-    return plan, suite.comparisons_of(amounts), {"scale": scaling.record(factor)}
 
 
 def _with_workloads(

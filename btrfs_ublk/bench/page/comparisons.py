@@ -52,8 +52,8 @@ def is_ours(peer: str) -> bool:
 @dataclass(frozen=True)
 class Contest:
     """One measure of one workload: the turns of each peer, in the order of the
-    comparison (all are compared with the first), and figures that others published, by
-    setting. ``rank`` is the measure's place among those of the workload.
+    comparison (all are compared with the first). ``rank`` is the measure's place among
+    those of the workload.
     """
 
     comparison: str
@@ -62,7 +62,6 @@ class Contest:
     rank: int
     title: str
     peers: Mapping[str, Sequence[Result]]
-    theirs: Sequence[Mapping[str, float]]
 
     def values(self, peer: str) -> list[float]:
         return list(self.turns(peer).values())
@@ -76,15 +75,9 @@ class Contest:
     def ratio(self, peer: str, other: str) -> Ratio:
         return ratio_of(self.peers[peer], self.peers[other], self.measure.key)
 
-    def published(self, peer: str, other: str) -> float | None:
-        """Return the ratio that others published, from other hardware."""
-        found = [x[peer] / x[other] for x in self.theirs if {peer, other} <= x.keys()]
-        return found[0] if found else None
-
 
 def contests(data: DocumentData) -> Iterator[Contest]:
     """Yield contests by comparison, workload and measure."""
-    published = data.document["parameters"].get("published") or {"figures": []}
     for comparison, workload, by_peer in groups(data.document):
         told = comparison.get("measures")
         measures = [told_measure(each) for each in told] if told else [IOPS]
@@ -96,22 +89,9 @@ def contests(data: DocumentData) -> Iterator[Contest]:
             }
             many = len(measures) > 1
             title = f"{workload}: {measure.title}" if many else str(workload)
-            theirs = _theirs(published["figures"], workload, measure.key)
             if peers:
                 about = str(comparison["title"]), str(workload)
-                yield Contest(*about, measure, rank, title, peers, theirs)
-
-
-def _theirs(
-    figures: Sequence[Mapping[str, Any]], workload: str, measure: str
-) -> list[dict[str, float]]:
-    """Return published figures by setting."""
-    settings: dict[object, dict[str, float]] = {}
-    for x in figures:
-        if (x["workload"], x["measure"]) == (workload, measure) and x["like"]:
-            its = settings.setdefault(x.get("setting"), {})
-            its.setdefault(str(x["like"]), float(x["value"]))
-    return list(settings.values())
+                yield Contest(*about, measure, rank, title, peers)
 
 
 def comparison_blocks(data: DocumentData) -> list[Block]:
@@ -165,10 +145,9 @@ def _ratios_plots(contest: Contest) -> Iterator[Plot]:
         text = ratio_text(middle)
         if low == low:
             text += f" ({ratio_text(low)} – {ratio_text(high)})"
-        there = contest.published(name, baseline)
         if turns:
             ours = is_ours(name)
-            lines.append(Line(name, turns, text, ours, middle, (low, high), there))
+            lines.append(Line(name, turns, text, ours, middle, (low, high)))
     if lines:
         better = "right" if contest.measure.more_is_better else "left"
         axis = f"Times the {contest.measure.noun} of {baseline} ({better} is better)"

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from btrfs_ublk.bench.matrices import PUBLISHED
 from btrfs_ublk.bench.page.comparisons import Block, measured_line
 from btrfs_ublk.bench.page.inputs import MatrixData
 from btrfs_ublk.bench.page.measures import IOPS, ratio_text
@@ -74,19 +73,17 @@ def _gains_plots(rows: Sequence[Row]) -> Iterator[Plot]:
         one = median(_rates(by_jobs.pop(1, [])) or [0.0])
         for jobs, its in by_jobs.items() if one > 0 else ():
             engine, most = str(alike[0]["fio.engine"]), median(_rates(its))
-            theirs = PUBLISHED.get(engine, {})
             line = Line(
                 f"{engine}, {jobs} jobs",
                 [value / one for value in _rates(its)],
                 f"{ratio_text(most / one)}×",
                 True,
                 most / one,
-                published=theirs[jobs] / theirs[1] if jobs in theirs else None,
             )
             if (engine, jobs) not in best or best[engine, jobs][0] < most:
                 best[engine, jobs] = most, line
     if best:
-        title = "Gain from more jobs, ours and published"
+        title = "Gain from more jobs"
         axis = "Times the IOPS of one job (right is better)"
         lines = [best[key][1] for key in sorted(best)]
         yield Plot(title, axis, lines=lines, ratios=True)

@@ -39,7 +39,7 @@ _NEEDLESS = r' font-family: [^;"]*;?| transform="rotate\(-0 [^"]*"|(?<=<g) id="[
 @dataclass(frozen=True)
 class Line:
     """One row of a plot: every value, their median and its interval (NaN: none), and
-    the text beside the name. ``published`` is a figure of others.
+    the text beside the name.
     """
 
     name: str
@@ -48,11 +48,10 @@ class Line:
     is_ours: bool
     middle: float
     interval: tuple[float, float] = (math.nan, math.nan)
-    published: float | None = None
 
     @property
     def extremes(self) -> list[float]:
-        found = [*self.values, self.middle, *self.interval, self.published or math.nan]
+        found = [*self.values, self.middle, *self.interval]
         return [value for value in found if math.isfinite(value)]
 
 
@@ -105,11 +104,7 @@ class Plot:
 
     @property
     def description(self) -> str:
-        told = [
-            f"{x.name}: {x.text} in {len(x.values)} turns"
-            + (f", published {x.published:.2f}" if x.published else "")
-            for x in self.lines
-        ]
+        told = [f"{x.name}: {x.text} in {len(x.values)} turns" for x in self.lines]
         scale = "logarithmic" if self.ratios else "from zero"
         return f"{self.axis}, {scale}. {'; '.join(told)}."
 
@@ -117,8 +112,7 @@ class Plot:
         extremes = [value for line in self.lines for value in line.extremes]
         factor, unit = _scale(self.unit, max(extremes, default=1.0))
         axis = f"{self.axis}, {unit}" if unit else self.axis
-        published = any(line.published for line in self.lines)
-        figure, axes = _sheet(self.title, axis, _ROW * len(self.lines), published)
+        figure, axes = _sheet(self.title, axis, _ROW * len(self.lines))
         axes.set_ylim(len(self.lines), 0)
         axes.yaxis.set_major_locator(NullLocator())
         if self.ratios:
@@ -134,9 +128,6 @@ class Plot:
             if self.ratios:
                 axes.vlines([1], *span, color=_LIGHT["text"], lw=1.4, zorder=0.6)
             _draw_line(axes, line, place, factor)
-        if published:
-            mark = _diamond(axes, [], [])
-            figure.legend([mark], ["published, on other hardware"], loc="lower left")
         return figure
 
 
@@ -159,25 +150,18 @@ def _draw_line(axes: Axes, line: Line, place: float, factor: float) -> None:
     )
     stroke = _points(color, "|", ms=15, mew=2.2)
     axes.plot([line.middle / factor], [middle], **stroke)
-    if line.published:
-        _diamond(axes, [line.published / factor], [middle])
 
 
 def _points(color: str, marker: str, **more: Any) -> dict[str, Any]:
     return {"ls": "none", "color": color, "marker": marker, "clip_on": False, **more}
 
 
-def _diamond(axes: Axes, xs: Sequence[float], ys: Sequence[float]) -> Any:
-    look = _points(_LIGHT["published"], "D", ms=6.5, mew=1.6, mfc="none")
-    return axes.plot(xs, ys, **look)[0]
-
-
-def _sheet(title: str, axis: str, height: float, legend: bool) -> tuple[Figure, Axes]:
+def _sheet(title: str, axis: str, height: float) -> tuple[Figure, Axes]:
     """Make a figure of the necessary height, with axes of a given height."""
     titles = textwrap.wrap(title, 46, break_on_hyphens=False)
     label = textwrap.fill(axis, 54)
     top = 8 + 16 * len(titles)
-    bottom = 36 + 13 * label.count("\n") + 22 * legend
+    bottom = 36 + 13 * label.count("\n")
     total = top + height + bottom
     figure = Figure(figsize=(WIDTH / 72, total / 72), dpi=72)
     for number, line in enumerate(titles):

@@ -1,6 +1,6 @@
-"""The kernel's own devices: RAM disks, loop devices, null_blk, persistent memory, a
-disk of the user's, each also with a file of btrfs if possible; and files without a
-block layer: tmpfs, /dev/zero.
+"""The kernel's own devices: RAM disks, loop devices, null_blk, a disk of the user's,
+each also with a file of btrfs if possible; and files without a block layer: tmpfs,
+/dev/zero.
 """
 
 from __future__ import annotations
@@ -18,23 +18,16 @@ from btrfs_ublk.base.capabilities import (
     MKFS_BTRFS,
     ROOT,
     Capability,
-    Probed,
 )
-from btrfs_ublk.base.process import run
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.bench.content import STAMPS, write_content
-from btrfs_ublk.bench.file_systems import EXT4, MKFS_EXT4, formatted_btrfs
+from btrfs_ublk.bench.file_systems import formatted_btrfs
 from btrfs_ublk.bench.peer import Peer, Setting, Subject, peer
-from btrfs_ublk.bench.resources.kernel_module import (
-    IN_VM_VARIABLE,
-    LoadableModule,
-    loaded_module,
-)
+from btrfs_ublk.bench.resources.kernel_module import LoadableModule, loaded_module
 from btrfs_ublk.bench.resources.zram import ZRAM, ZRAM_CONTROL, zram_device
-from btrfs_ublk.errors import CapabilityError, CommandError, UsageError
+from btrfs_ublk.errors import CapabilityError, UsageError
 from btrfs_ublk.kernel import blockdev
 from btrfs_ublk.kernel.loop import loop_device
-from btrfs_ublk.kernel.mount import mounted
 from btrfs_ublk.server import ZeroSegment
 from btrfs_ublk.units import BLOCK_BYTES, GIB, KIB, MIB, format_size
 
@@ -44,10 +37,6 @@ _BTRFS_BYTES = 256 * MIB
 #: A disk uses memory as it is written, and keeps it until the module is unloaded.
 _BRD_DISKS, _BRD_BYTES = 4, 64 * GIB
 _NULL_BLK, _NULL_BLK_DEPTH = Path("/dev/nullb0"), 64
-_PMEM = Path("/dev/pmem0")
-_PMEM_MODULES = ("nd_e820", "nd_pmem")
-#: ext4 reserves a part for itself, and for root.
-_EXT4_ROOM = 1.2
 
 #: Makes a new, writable device of at least so many bytes.
 Disk = Callable[[Setting, int], AbstractContextManager[Path]]
@@ -57,7 +46,7 @@ Disk = Callable[[Setting, int], AbstractContextManager[Path]]
 def _raw(disk: Disk, setting: Setting) -> Iterator[Subject]:
     with disk(setting, setting.size_bytes) as device:
         write_content(device, STAMPS, setting.size_bytes)
-        yield Subject(device, STAMPS, writable=True)
+        yield Subject(device, STAMPS)
 
 
 @contextmanager
@@ -68,7 +57,7 @@ def _btrfs_file(
     with disk(setting, setting.size_bytes + _BTRFS_BYTES) as device:
         with formatted_btrfs(device, target, options=options):
             write_content(target / "file", STAMPS, setting.size_bytes)
-            yield Subject(target / "file", STAMPS, writable=True)
+            yield Subject(target / "file", STAMPS)
 
 
 def _disk_peers(name: str, what: str, disk: Disk, driver: Capability) -> list[Peer]:
@@ -159,8 +148,7 @@ def _null_disk(setting: Setting, irqmode: int) -> Iterator[Path]:
 def _null_blk(setting: Setting) -> Iterator[Subject]:
     # Completed on the submitting CPU.
     with _null_disk(setting, irqmode=0) as disk:
-        content = ZeroSegment(offset=0, length=setting.size_bytes)
-        yield Subject(disk, content, writable=True)
+        yield Subject(disk, ZeroSegment(offset=0, length=setting.size_bytes))
 
 
 class _AsFound:
@@ -205,51 +193,9 @@ def check_disk(path: Path, size_bytes: int) -> None:
         )
 
 
-def _why_no_pmem() -> str | None:
-    if os.environ.get(IN_VM_VARIABLE) != "1":
-        return "what it holds would be lost, so only that of scripts/vm is used"
-    if not _PMEM.exists():
-        try:
-            run(["modprobe", "--all", *_PMEM_MODULES], timeout_s=_TIMEOUT_S)
-        except CommandError as error:
-            return error.message.splitlines()[-1].strip()
-    return None if _PMEM.exists() else f"there is no {_PMEM}"
-
-
-_PERSISTENT_MEMORY = Probed(
-    "persistent memory",
-    "run this in a VM that has some: scripts/vm --pmem 512M",
-    _why_no_pmem,
-)
-
-
-@peer(
-    "dax-ext4",
-    "file",
-    "a file of ext4 with DAX, on persistent memory",
-    (ROOT, _PERSISTENT_MEMORY, EXT4, MKFS_EXT4),
-)
-def _dax_ext4(setting: Setting) -> Iterator[Subject]:
-    """This bypasses the page cache, and so comes closest to doing nothing."""
-    found_bytes = blockdev.size_bytes(_PMEM)
-    if found_bytes < _EXT4_ROOM * setting.size_bytes:
-        raise CapabilityError(
-            f"{_PMEM} has {format_size(found_bytes)}, too little for a file of "
-            f"{format_size(setting.size_bytes)}",
-            hint="scripts/vm --pmem SIZE, or a smaller --size",
-        )
-    run(["mkfs.ext4", "-q", "-b", "4096", _PMEM], timeout_s=_TIMEOUT_S)
-    target = setting.new_directory("mnt")
-    with mounted(_PMEM, target, fs_type="ext4", options=["dax=always"]):
-        path = target / "file"
-        write_content(path, STAMPS, setting.size_bytes)
-        yield Subject(path, STAMPS, writable=True)
-
-
 @peer("tmpfs", "file", "a file on tmpfs: the page cache itself")
 def _tmpfs(setting: Setting) -> Iterator[Subject]:
-    with setting.content_file() as path:
-        yield Subject(path, STAMPS, direct=False, writable=setting.writable)
+    yield Subject(setting.source_file(), STAMPS, direct=False)
 
 
 @peer("dev-zero", "file", "/dev/zero: what the reader itself costs")
@@ -263,5 +209,5 @@ PEERS = [
     *_disk_peers("zram", "a zram device", _zram, ZRAM),
     *_disk_peers("loop", "a loop device on tmpfs", _loop(False), LOOP),
     *_disk_peers("loop-direct", "a loop device with direct I/O", _loop(True), LOOP),
-    *(_null_blk, _disk, _dax_ext4, _tmpfs, _dev_zero),
+    *(_null_blk, _disk, _tmpfs, _dev_zero),
 ]

@@ -1,13 +1,10 @@
-"""Peers that our block server serves: its device, a clone on a sprout, and its file in
-FUSE without a loop device.
-"""
+"""Peers that our block server serves: its device, and a clone on a sprout."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -52,9 +49,7 @@ def contents(setting: Setting, source: Source) -> Iterator[tuple[Segment, Conten
         disk = FileSegment(**whole, path=str(async_disk(setting)), direct=True)
         yield disk, ZeroSegment(**whole)
     else:
-        with setting.content_file() as path:
-            writable = setting.writable
-            yield FileSegment(**whole, path=str(path), writable=writable), STAMPS
+        yield FileSegment(**whole, path=str(setting.source_file())), STAMPS
 
 
 def prepare(setting: Setting, source: Source, server: BlockServer) -> None:
@@ -79,30 +74,18 @@ def prepare(setting: Setting, source: Source, server: BlockServer) -> None:
 
 @contextmanager
 def _served(
-    front_end: FrontEndName, source: Source, plain: bool, cached: bool, setting: Setting
+    front_end: FrontEndName, source: Source, setting: Setting
 ) -> Iterator[Subject]:
-    """Serve a device, or the ``plain`` file of FUSE. NB: unless that is ``cached``,
-    nothing is, whatever a reader asks for.
-    """
-    writable = setting.writable and source == "file"
     with contents(setting, source) as (segment, content):
         with BlockServer(
-            Description(setting.size_bytes, [segment], read_only=not writable),
+            Description(setting.size_bytes, [segment], read_only=True),
             front_end=front_end,
             queues=setting.queues,
             depth=setting.depth,
             realtime=setting.realtime,
-            page_cache=cached,
         ) as server:
             prepare(setting, source, server)
-            yield Subject(
-                server.file if plain else server.device,
-                content,
-                [server.pid],
-                direct=not cached,
-                writable=writable and not cached,
-                mappable=cached or not plain,
-            )
+            yield Subject(server.device, content, [server.pid])
 
 
 @contextmanager
@@ -110,10 +93,8 @@ def _clone(
     front_end: FrontEndName, source: Source, setting: Setting
 ) -> Iterator[Subject]:
     size_bytes = setting.size_bytes
-    # Writes go to the sprout's own device, so what is served is only read.
-    read_only = replace(setting, writable=False)
     with (
-        contents(read_only, source) as (segment, content),
+        contents(setting, source) as (segment, content),
         volume(
             setting.new_directory(f"{front_end}-clone"),
             [segment],
@@ -126,9 +107,9 @@ def _clone(
             realtime=setting.realtime,
         ) as made,
     ):
-        prepare(read_only, source, made.server)
+        prepare(setting, source, made.server)
         path = made.clone("clone", offset=0, size_bytes=size_bytes)
-        yield Subject(path, content, [made.server.pid], writable=True)
+        yield Subject(path, content, [made.server.pid])
 
 
 def _peers() -> Iterator[Peer]:
@@ -147,7 +128,7 @@ def _peers() -> Iterator[Peer]:
                 "device",
                 f"our server's device, {front_end}, on {what}",
                 needs,
-                partial(_served, front_end, source, False, False),
+                partial(_served, front_end, source),
             )
             yield Peer(
                 f"{name}-clone",
@@ -161,23 +142,8 @@ def _peers() -> Iterator[Peer]:
         "device",
         "our server's device, ublk, on an asynchronous disk (null_blk), O_DIRECT",
         (ROOT, UBLK, LOOP, ASYNC_DISK),
-        partial(_served, "ublk", "disk", False, False),
+        partial(_served, "ublk", "disk"),
     )
-    plain: dict[str, tuple[Source, bool]] = {
-        "fuse-plain": ("memset", False),
-        "fuse-plain-file": ("file", False),
-        "fuse-plain-file-cached": ("file", True),
-    }
-    for name, (source, cached) in plain.items():
-        how = ", through the page cache" if cached else ""
-        yield Peer(
-            name,
-            "file",
-            f"our server's file in FUSE, no loop device{how}, {sources[source][1]}",
-            # The server also makes a loop device, which nobody uses.
-            (ROOT, FUSE, LOOP),
-            partial(_served, "fuse", source, True, cached),
-        )
 
 
 PEERS = list(_peers())

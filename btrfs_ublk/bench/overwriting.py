@@ -35,7 +35,6 @@ from btrfs_ublk.bench.file_systems import (
 )
 from btrfs_ublk.bench.peer import Contestant, Measure, OwnContest, Setting, Turn
 from btrfs_ublk.bench.report import Result
-from btrfs_ublk.bench.suite import Amounts
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.kernel.reflink import clone_file
@@ -223,8 +222,9 @@ _KINDS: dict[str, tuple[str, Sequence[Capability], Prepare]] = {
 }
 
 
-def contest(_amounts: Amounts) -> OwnContest:
-    contestants = [
+CONTEST = OwnContest(
+    (Measure("ms", "ms", digits=2), Measure("written_kib", "KiB")),
+    [
         Contestant(
             name,
             "file",
@@ -233,7 +233,6 @@ def contest(_amounts: Amounts) -> OwnContest:
             partial(_taking_part, prepare),
         )
         for name, (description, needs, prepare) in _KINDS.items()
-    ]
-    measures = (Measure("ms", "ms", digits=2), Measure("written_kib", "KiB"))
-    told = "one block, anywhere in the file, then fsync"
-    return OwnContest(measures, contestants, {WORKLOAD: told})
+    ],
+    {WORKLOAD: "one block, anywhere in the file, then fsync"},
+)

@@ -1,1 +1,0 @@
-"""Measurements other than reading by fio (``bench.peer.Contest``)."""
