@@ -14,7 +14,7 @@ from btrfs_ublk.units import BLOCK_BYTES, exact_size, parse_block_size
 
 ENGINES = ("io_uring", "libaio", "mmap", "psync")
 #: What virtual data consist of; see content.py.
-SOURCES = ("memset", "pattern", "file")
+SOURCES = ("memset", "pattern")
 
 _MAX_RUNTIME_S = 86_400.0
 _PIECES = 4  # a clone is made of quarters

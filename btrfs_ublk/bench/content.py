@@ -6,14 +6,13 @@ from the end. These are the sources of the data:
 
 memset    one repeated byte, the cheapest source; does not show positions
 pattern   each 8 bytes contain their own position, so that misplaced blocks are noticed
-file      a local file of up to 256 MiB with such a pattern, repeated
 """
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,15 +21,13 @@ from typing import Protocol
 from btrfs_ublk.base.readers import Reader
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError
 from btrfs_ublk.kernel.reflink import clone_range, match_checksums
-from btrfs_ublk.server import FileSegment, MemsetSegment, PatternSegment, Segment
+from btrfs_ublk.server import MemsetSegment, PatternSegment, Segment
 from btrfs_ublk.units import BLOCK_BYTES, MIB, format_size
 
 _WORD_BYTES = 8
 _SEED = 20261120
 
 BYTE = ord("a")
-_FILE_BYTES = 256 * MIB
-_WRITE_BYTES = MIB
 
 #: The sizes read at each place: parts of a block, blocks, more than one request.
 CHECK_SIZES = (1, 511, BLOCK_BYTES, 3 * BLOCK_BYTES + 1, 64 << 10, MIB)
@@ -48,7 +45,7 @@ class Content(Protocol):
 class Stamps:
     """Repeated random bytes, except that each block begins with its offset in 8 bytes.
 
-    They are random, since compressible data (on zram) would be answered differently.
+    They are random, so that nothing can compress them.
     """
 
     def content(self, offset: int, length: int) -> bytes:
@@ -177,13 +174,11 @@ def make_clone(virtual_file: Path, path: Path, pieces: Sequence[Piece]) -> None:
 
 @dataclass(frozen=True)
 class Contents:
-    """A clone's content: the segments that are served, and those expected when reading,
-    with offsets in the virtual file. What is expected does not depend on what the
-    server finds.
+    """A clone's content: the segment that is served, with offsets in the virtual file,
+    and what is cloned of it.
     """
 
-    served: Sequence[Segment]
-    expected: Sequence[Segment]
+    served: Segment
     pieces: Sequence[Piece]
 
     def content(self, offset: int, length: int) -> bytes:
@@ -194,26 +189,19 @@ class Contents:
             start = max(offset, piece.offset)
             stop = min(end, piece.offset + piece.size_bytes)
             shift = piece.virtual_offset - piece.offset
-            for segment in self.expected if start < stop else ():
-                first = max(start + shift, segment.offset)
-                last = min(stop + shift, segment.end)
-                if first < last:
-                    parts.append(segment.content(first, last - first))
+            if start < stop:
+                parts.append(self.served.content(start + shift, stop - start))
         return b"".join(parts)
 
 
 def make_contents(
-    source: str, *, virtual_data_bytes: int, pieces: Sequence[Piece], directory: Path
+    source: str, *, virtual_data_bytes: int, pieces: Sequence[Piece]
 ) -> Contents:
-    """Make the contents of that kind, with their files in ``directory``. Raises
-    CapabilityError when that has no room.
-    """
-    if source == "file":
-        return _file_contents(pieces, directory)
+    """Make the contents of that kind."""
     whole: Segment = PatternSegment(offset=0, length=virtual_data_bytes)
     if source == "memset":
         whole = MemsetSegment(offset=0, length=virtual_data_bytes, byte=BYTE)
-    return Contents([whole], [whole], pieces)
+    return Contents(whole, pieces)
 
 
 def require_room(directory: Path, size_bytes: int, what: str) -> None:
@@ -226,36 +214,6 @@ def require_room(directory: Path, size_bytes: int, what: str) -> None:
             f"{format_size(size_bytes)}",
             hint="make room there, or name another directory",
         )
-
-
-def _file_contents(pieces: Sequence[Piece], directory: Path) -> Contents:
-    """Serve only what is cloned, as each repetition of the file takes a segment."""
-    file_bytes = min(_FILE_BYTES, max(piece.size_bytes for piece in pieces))
-    require_room(directory, file_bytes, "the source takes")
-    path = directory / "source"
-    numbers = PatternSegment(offset=0, length=file_bytes)
-    with path.open("xb") as file:
-        for offset in range(0, file_bytes, _WRITE_BYTES):
-            file.write(numbers.content(offset, min(_WRITE_BYTES, file_bytes - offset)))
-    ranges = [
-        place for piece in pieces for place in _repeated(piece, length=file_bytes)
-    ]
-    return Contents(
-        [
-            FileSegment(offset=offset, length=length, path=str(path))
-            for offset, length in ranges
-        ],
-        [
-            PatternSegment(offset=offset, length=length, base=-offset)
-            for offset, length in ranges
-        ],
-        pieces,
-    )
-
-
-def _repeated(piece: Piece, *, length: int) -> Iterator[tuple[int, int]]:
-    for offset in range(0, piece.size_bytes, length):
-        yield piece.virtual_offset + offset, min(length, piece.size_bytes - offset)
 
 
 def check_ranges(clone_bytes: int) -> list[tuple[int, int]]:

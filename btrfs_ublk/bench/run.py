@@ -117,13 +117,12 @@ def measure(configuration: Configuration, *, parent: Path) -> Row:
             configuration.source,
             virtual_data_bytes=configuration.virtual_data_bytes,
             pieces=pieces,
-            directory=directory,
         )
         target = directory / "mnt"
         target.mkdir()
         with volume(
             target,
-            contents.served,
+            [contents.served],
             virtual_data_size=configuration.virtual_data_bytes,
             strategy=configuration.seed,
             parent=directory,

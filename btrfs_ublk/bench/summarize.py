@@ -82,14 +82,6 @@ class Figure:
     configurations: int
     best: Configuration
 
-    def to_dict(self) -> dict[str, Any]:
-        return vars(self) | {
-            "values": dict(self.values),
-            # NaN, which a single run gives, is not valid JSON.
-            "interval": None if self.runs < 2 else list(self.interval),
-            "best": self.best.to_dict(),
-        }
-
 
 @dataclass(frozen=True)
 class Part:
@@ -117,19 +109,6 @@ class Part:
             f"{QUIET_CORES} CPU cores in {self.disturbed} of {count} runs. Repeat it "
             "on a machine that does nothing else, or with --max-other-cores."
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        return vars(self) | {
-            "comparisons": [
-                {
-                    "title": comparison.title,
-                    "alike": list(comparison.alike),
-                    "compared": list(comparison.compared),
-                    "figures": [figure.to_dict() for figure in figures],
-                }
-                for comparison, figures in self.comparisons
-            ]
-        }
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from btrfs_ublk.base.readers import read_buffered
-from btrfs_ublk.bench import content
 from btrfs_ublk.bench.config import SOURCES
 from btrfs_ublk.bench.content import (
     CHECK_PLACES,
@@ -42,17 +41,12 @@ def test_pieces_are_apart_and_make_up_the_clone(one: int, other: int) -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_what_is_expected_is_what_is_served(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
-) -> None:
+def test_what_is_expected_is_what_is_served(tmp_path: Path, source: str) -> None:
     """The description says what the server answers, the pieces where that is."""
-    monkeypatch.setattr(content, "_FILE_BYTES", 96 << 10)  # so that it repeats
     virtual, clone = 64 * MIB, MIB
     pieces = clone_pieces(virtual_data_bytes=virtual, clone_bytes=clone)
-    contents = make_contents(
-        source, virtual_data_bytes=virtual, pieces=pieces, directory=tmp_path
-    )
-    description = Description.filled(virtual, contents.served)
+    contents = make_contents(source, virtual_data_bytes=virtual, pieces=pieces)
+    description = Description(virtual, [contents.served])
     whole = b"".join(
         description.content(piece.virtual_offset, piece.size_bytes) for piece in pieces
     )

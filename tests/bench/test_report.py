@@ -20,7 +20,6 @@ from btrfs_ublk.bench.environment import environment
 from btrfs_ublk.bench.report import Document, make_document, merged, show
 from btrfs_ublk.bench.stats import bootstrap_interval, quantile
 from btrfs_ublk.errors import UsageError
-from btrfs_ublk.units import MIB, TIB
 
 
 class TestStats:
@@ -84,13 +83,16 @@ class TestEnvironment:
 
 @pytest.fixture
 def document(tmp_path: Path) -> Document:
+    about = {"comparison": "t", "run": "1", "workload": "w", "status": "ok"}
     results = [
-        {"stage": "[one]", "resident": int(load * MIB), "most": int(4 * MIB)}
-        for load in (1.0, 2.0, 4.0)
+        about | {"peer": "[one]", "turn": turn, "seconds": seconds}
+        for turn, seconds in enumerate((1000.0, 2000.0, 4000.0), start=1)
     ]
+    measures = [{"name": "seconds", "better": "less", "digits": 1}]
+    tested = {"title": "t", "peers": ["[one]"], "bars": [], "measures": measures}
     return make_document(
-        "lazy_memory",
-        parameters={"mappings": 1234567, "size_bytes": TIB},
+        "compare",
+        parameters={"comparisons": [tested]},
         directory=tmp_path,
         results=list(results),
     )

@@ -25,7 +25,7 @@ from btrfs_ublk.base.helpers import MAP_PHYSICAL, MKSEED, SERVER
 from btrfs_ublk.bench.config import Configuration
 from btrfs_ublk.bench.environment import environment
 from btrfs_ublk.bench.run import Row, run_configuration
-from btrfs_ublk.server import FrontEndName
+from btrfs_ublk.server import FrontEndName, MemsetSegment
 from btrfs_ublk.units import MIB
 
 BASE: dict[str, Any] = {
@@ -159,13 +159,11 @@ def is_fio_of(process: Path, parent: Path) -> bool:
 @needs_fuse
 def test_a_wrong_byte_voids_the_run(measure: Measure, sparse_path: Path) -> None:
     def corrupt(directory: Path) -> None:
-        with (directory / "source").open("r+b") as file:
+        with (directory / "mnt/clone").open("r+b") as file:
             file.write(b"\xff")
 
     with meanwhile(sparse_path, corrupt):
-        row = measure(
-            {"source": "file", "btrfs.total_clone_size": "16M", "fio.runtime": 3}
-        )
+        row = measure({"btrfs.total_clone_size": "16M", "fio.runtime": 3})
     assert row["status"] == "void" and row["total_iops"] is None
     assert "after the run: wrong data: byte 0 is ff, not 00" in row["reason"]
 

@@ -6,11 +6,9 @@ seed; later ones omit those whose median is known well enough.
 
 from __future__ import annotations
 
-import json
-import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -156,22 +154,6 @@ class Runner:
         return Progress(done, done + to_come, block, left_s, row)
 
 
-def shell_script(
-    matrix: Matrix, *, selected: Container[Configuration], seed: int
-) -> Iterator[str]:
-    """Yield the lines of a script that makes the runs, each ``most`` times, in the
-    order of their blocks.
-    """
-    yield "#!/bin/sh"
-    yield f"# Matrix {matrix.name}, seed {seed}: one JSON line for each run, on stdout."
-    yield ': "${BENCHMARK:=btrfs-ublk bench run}"'
-    for block in range(1, matrix.most + 1):
-        for configuration in matrix.order(block, seed=seed):
-            if configuration in selected:
-                options = json.dumps(configuration.to_dict())
-                yield f"$BENCHMARK --json-opts {shlex.quote(options)}"
-
-
 @click.command("matrix", context_settings=options.SETTINGS)
 @click.option(
     "--matrix",
@@ -228,7 +210,6 @@ def shell_script(
     help="Reject runs during which unrelated processes used more.",
 )
 @click.option("--retry", is_flag=True, help="Do what failed or was skipped again.")
-@click.option("--print-script", is_flag=True, help="Print a shell script; run nothing.")
 @options.parent_option
 def command(
     name: str,
@@ -243,7 +224,6 @@ def command(
     runtime_s: float | None,
     max_other_cores: float | None,
     retry: bool,
-    print_script: bool,
     parent: Path,
 ) -> int:
     """Run a matrix of configurations.
@@ -257,17 +237,13 @@ def command(
     machine can do none of them.
     """
     matrix = MATRICES[name].with_options(
-        front_end=front_end if print_script else choose_front_end(front_end).name,
+        front_end=choose_front_end(front_end).name,
         source=source,
         runtime_s=runtime_s,
         least=min_repeats,
         most=max_repeats,
     )
     selected = matrix.selected(parse_filters(filters))
-    if print_script:
-        for line in shell_script(matrix, selected=set(selected), seed=seed):
-            click.echo(line)
-        return 0
     _require_an_engine(selected)
     path = output or Path(f"benchmark-{name}.jsonl")
     record = environment(parent)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import IO
 
 import click
 from rich.console import Console
 from rich.markup import escape
 
-from btrfs_ublk.base.entry import json_option
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.report import (
     CONSOLE_WIDTH,
@@ -20,9 +18,8 @@ from btrfs_ublk.bench.summarize import parse_rows, summarize, tables
 
 
 @click.command("summarize", context_settings=options.SETTINGS)
-@json_option
 @click.argument("file", type=click.File("r"), default="-")
-def command(file: IO[str], as_json: bool) -> None:
+def command(file: IO[str]) -> None:
     """Print the tables of a matrix.
 
     Its results are JSON lines in FILE; without one, on standard input.
@@ -35,9 +32,6 @@ def command(file: IO[str], as_json: bool) -> None:
     if parsed.torn:
         click.echo("the last line has no end; it is left out", err=True)
     parts = summarize(parsed.rows)
-    if as_json:
-        click.echo(json.dumps({"version": 1, "parts": [p.to_dict() for p in parts]}))
-        return
     console = Console(highlight=False, width=CONSOLE_WIDTH)
     for part in parts:
         counts = ", ".join(f"{count} {name}" for name, count in part.statuses.items())

@@ -24,7 +24,6 @@ from btrfs_ublk.bench.content import STAMPS, write_content
 from btrfs_ublk.bench.file_systems import formatted_btrfs
 from btrfs_ublk.bench.peer import Peer, Setting, Subject, peer
 from btrfs_ublk.bench.resources.kernel_module import LoadableModule, loaded_module
-from btrfs_ublk.bench.resources.zram import ZRAM, ZRAM_CONTROL, zram_device
 from btrfs_ublk.errors import CapabilityError, UsageError
 from btrfs_ublk.kernel import blockdev
 from btrfs_ublk.kernel.loop import loop_device
@@ -93,15 +92,6 @@ def _all_brd() -> Iterator[list[Path]]:
 @contextmanager
 def _brd(setting: Setting, _size_bytes: int) -> Iterator[Path]:
     yield setting.shared("brd", _all_brd).pop()
-
-
-@contextmanager
-def _zram(setting: Setting, size_bytes: int) -> Iterator[Path]:
-    """Make a zram device; its content here cannot be compressed."""
-    if not ZRAM_CONTROL.exists():
-        setting.shared("zram", lambda: loaded_module("zram", {"num_devices": 0}))
-    with zram_device(size_bytes) as path:
-        yield path
 
 
 def _loop(direct_io: bool) -> Disk:
@@ -206,7 +196,6 @@ def _dev_zero(setting: Setting) -> Iterator[Subject]:
 
 PEERS = [
     *_disk_peers("brd", "a brd RAM disk", _brd, LoadableModule("brd")),
-    *_disk_peers("zram", "a zram device", _zram, ZRAM),
     *_disk_peers("loop", "a loop device on tmpfs", _loop(False), LOOP),
     *_disk_peers("loop-direct", "a loop device with direct I/O", _loop(True), LOOP),
     *(_null_blk, _disk, _tmpfs, _dev_zero),
