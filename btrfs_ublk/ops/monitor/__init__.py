@@ -1,4 +1,4 @@
-"""Watching running devices: metrics for Prometheus, and a live table."""
+"""Metrics of running devices, for Prometheus."""
 
 from btrfs_ublk.ops.monitor.exporter import serve_metrics
 from btrfs_ublk.ops.monitor.metrics import metrics_text

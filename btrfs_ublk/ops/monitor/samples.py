@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +22,10 @@ _THREADS = 16
 
 @dataclass(frozen=True)
 class Sample:
-    """``stats`` is None if the server gave no valid ones; ``taken_s`` is the monotonic
-    time when it was asked.
-    """
+    """``stats`` is None if the server gave no valid ones."""
 
     device: Device
     stats: ServerStats | None
-    taken_s: float
 
 
 def take_samples() -> list[Sample]:
@@ -43,7 +39,6 @@ def take_samples() -> list[Sample]:
 
 
 def _take_sample(name: str) -> Sample | None:
-    taken_s = time.monotonic()
     try:
         device = show_device(name)
     except BtrfsUblkError:
@@ -54,7 +49,7 @@ def _take_sample(name: str) -> Sample | None:
             stats = ServerStats.parse(device.stats)
         except BtrfsUblkError:
             pass  # a server of another version
-    return Sample(device, stats, taken_s)
+    return Sample(device, stats)
 
 
 def ask_snapshotter() -> Status | None:

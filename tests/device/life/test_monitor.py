@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import math
-import os
 import re
 import shutil
 import signal
@@ -14,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,6 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
-from rich.console import Console
 from support.devices import description_file, device_command
 from support.paths import PROJECT
 from support.processes import freeze
@@ -31,19 +27,14 @@ from support.shells import UNIT, VirtualData
 from support.waiting import wait_until
 from support.web_servers import response, scripted_server
 
-from btrfs_ublk.base.process import ProcessIdentity, readable
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.cli.cache import command as cache
-from btrfs_ublk.cli.top import command as top
-from btrfs_ublk.device import Device, DeviceState
-from btrfs_ublk.device.state import RUN_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.ops.monitor.exporter import Address, metrics_server
 from btrfs_ublk.ops.monitor.metrics import BUCKETS_S, buckets_of, metrics_text
-from btrfs_ublk.ops.monitor.samples import Sample, take_samples
-from btrfs_ublk.ops.monitor.top import Row, row_of, table_of
-from btrfs_ublk.server import Description, LazySegment, ServerStats
-from btrfs_ublk.server.stats import Counts, Latency
+from btrfs_ublk.ops.monitor.samples import take_samples
+from btrfs_ublk.server import Description, LazySegment
+from btrfs_ublk.server.stats import Latency
 
 pytestmark = pytest.mark.usefixtures("in_process")
 
@@ -204,7 +195,6 @@ def test_metrics_of_a_device(lazy_device: tuple[str, Path, VirtualData]) -> None
         lambda: value(metrics_text(), "cache_bytes", cache=cache) >= 3 * UNIT,
         metrics_text,
     )
-    check_top(name, path, virtual)
 
 
 @pytest.mark.fuse
@@ -444,97 +434,3 @@ def test_verifies_the_cache_of_a_device(
         expected = virtual.content(unit * UNIT, UNIT)
         if isinstance(expected, bytes):
             assert read_direct(path, unit * UNIT, UNIT) == expected
-
-
-def check_top(name: str, path: Path, virtual: VirtualData) -> None:
-    (before,) = take_samples()
-    for unit in range(8, 12):
-        assert read_direct(path, unit * UNIT, UNIT) == virtual.content(
-            unit * UNIT, UNIT
-        )
-    (after,) = take_samples()
-    first, row = row_of(before, None), row_of(after, before)
-    assert math.isnan(first.iops) and math.isnan(first.p99_ms)
-    assert row.name == name and row.health == "serving"
-    assert row.iops > 0 and row.bytes_per_s > 0 and row.p99_ms > 0
-    assert row.fetched_per_s and row.waiting == 0 and row.hosts_open == 0
-    # Another server has taken over: its numbers begin anew.
-    assert math.isnan(row_of(before, after).iops)
-    result = CliRunner().invoke(top, ["--count", "2", "--interval", "0.2"])
-    assert result.exit_code == 0, result.output
-    assert len(re.findall(rf"^{name} +serving ", result.output, re.MULTILINE)) == 2
-
-
-def sample(reads: int, server: int, at_s: float) -> Sample:
-    """Of a device whose server has that pid, and has counted so much of everything."""
-    counts: dict[str, Any] = {item.name: reads for item in fields(Counts)}
-    stats = ServerStats.parse(counts | {"refused": 0, "kinds": {}, "queues": []})
-    state = DeviceState(status="serving", server=ProcessIdentity(server, 1))
-    shown = Device(name="one", health="serving", state=state, log=Path("log"))
-    return Sample(shown, stats, at_s)
-
-
-def test_top_counts_anew_with_each_server() -> None:
-    before = sample(100, 7, 0.0)
-    assert row_of(sample(300, 7, 2.0), before).iops == 200.0  # reads and writes
-    # More reads than the one before it, but less of something else, maybe.
-    assert math.isnan(row_of(sample(300, 8, 2.0), before).iops)
-    assert math.isnan(row_of(sample(50, 7, 2.0), before).iops)
-
-
-@pytest.mark.parametrize(
-    ("signum", "status"),
-    [(signal.SIGINT, 0), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
-)
-def test_how_the_live_table_ends(
-    signum: signal.Signals, status: int, tmp_path: Path
-) -> None:
-    """Ctrl-C is the way to leave it; all else is told."""
-    ours, its = os.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-m", "btrfs_ublk.cli.main", "top"],
-        stdin=its,
-        stdout=its,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | {"TERM": "xterm", RUN_VARIABLE: str(tmp_path / "run")},
-    ) as process:
-        try:
-            said = b""
-            while b"device" not in said:
-                assert readable([ours], timeout_s=TIMEOUT_S), said
-                said += os.read(ours, 4096)
-            process.send_signal(signum)
-            assert process.wait(TIMEOUT_S) == status
-        finally:
-            process.kill()
-            os.close(ours)
-            os.close(its)
-
-
-@pytest.mark.parametrize(
-    ("width", "without"),
-    [
-        (120, {"hosts off"}),
-        (80, {"hosts off", "prefetch", "in flight", "waiting", "cache"}),
-        (20, {"errors", "bytes/s"}),
-    ],
-)
-def test_top_cuts_no_names_and_no_values(width: int, without: set[str]) -> None:
-    """A narrow terminal has fewer columns."""
-    row = Row(
-        *("demo-volume", "unsupervised", 12345.0, 252e6, 12.25, 63, 1234, 251e6),
-        *(17, 4321, 93_000_000_000, 2, 99.5),
-    )
-    console = Console(width=width)
-    with console.capture() as capture:
-        console.print(table_of([row], console=console))
-    lines = [line.rstrip() for line in capture.get().splitlines()]
-    if width >= 80:
-        assert len(lines) == 2, lines
-    titles = re.split(r" {2,}", lines[0])
-    assert titles[:2] == ["device", "health"] and not without & set(titles)
-    assert max(map(len, lines)) <= width and "…" not in capture.get()
-    if width >= 80:
-        shown = re.split(r" {2,}", lines[1])
-        assert shown[:5] == ["demo-volume", "unsupervised", "12,345"] + shown[3:5]
-        assert shown[3] == "240.3 MiB" and len(shown) == len(titles)
