@@ -30,7 +30,7 @@ LAYERS = [
     {"ops"},
     {"api"},
     {"bench"},
-    {"ops.doctor", "ops.bugreport"},
+    {"ops.doctor"},
     {"cli", "demo", "demo_image"},
     {"ops.manual"},
 ]

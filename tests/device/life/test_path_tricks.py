@@ -120,7 +120,6 @@ FILES: dict[str, Verb] = {
         *("site-cache", "config", "--nodes=127.0.0.1", "--origin=https://h.example"),
         *("--resolver=127.0.0.1", "-o", "{path}"),
     ),
-    "report": _file("bugreport", "-o", "{path}"),
     "storage.conf": _file(
         *("podman", "setup", "--file", "{path}", "--store", "{things}/podman"),
         "--write",
