@@ -211,8 +211,7 @@ def test_a_link(name: str, home: Path, victim: Path, things: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *sorted({*DIRECTORIES, *FILES} - {"layout", "report"}),
-        pytest.param("report", marks=pytest.mark.thorough),
+        *sorted({*DIRECTORIES, *FILES} - {"layout"}),
     ],
 )
 def test_names_that_change_places(
