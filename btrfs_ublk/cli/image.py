@@ -35,7 +35,6 @@ from btrfs_ublk.cli.image_options import (
     with_first,
 )
 from btrfs_ublk.cli.image_run import bring_up, run, with_settings
-from btrfs_ublk.cli.image_warm import warm
 from btrfs_ublk.cli.volume_options import (
     take_down,
     volume_name,
@@ -525,7 +524,7 @@ def down(name: str, base: Path | None, as_json: bool) -> None:
         raise
 
 
-for _each in (list_command, convert, warm, run, fork, forks, unfork):
+for _each in (list_command, convert, run, fork, forks, unfork):
     command.add_command(_each)
 for _each in (commit, apply, detach):
     command.add_command(_each)

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
         BuiltImage,
         build_image,
     )
-    from btrfs_ublk.image.catalogue import Catalogue, Version, list_versions
     from btrfs_ublk.image.check import CheckReport, check_image
     from btrfs_ublk.image.commit import COMPRESSIONS, CommittedImage, Compression
     from btrfs_ublk.image.convert import ConvertedImage, convert_image
@@ -37,6 +36,5 @@ if TYPE_CHECKING:
     from btrfs_ublk.image.repository import Repository
     from btrfs_ublk.image.store import ImageStore, StoredImage
     from btrfs_ublk.image.transfer import Pushed, push_image, walk
-    from btrfs_ublk.image.warm import WarmReport, warm_image
 else:
     __getattr__ = exporter(__name__, __file__)

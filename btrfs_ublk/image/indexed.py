@@ -306,31 +306,6 @@ def layer_blob(source: LayerSource) -> Descriptor:
     return describe_blob("", source.layer, source.layer_bytes)
 
 
-def unit_ranges(
-    header: PackHeader, directory: Path, number: int
-) -> list[tuple[int, int]]:
-    """Return which range of its layer (start, end) each unit of a source needs; its
-    index and selection were unpacked in ``directory``. Raises InvalidImageError."""
-    source = header.sources[number]
-    files = [index_path(directory, number), selection_path(directory, number)]
-    with spawn([helper_path(CODEC), "plan", *files], pipe_stdout=True) as child:
-        assert child.stdout is not None
-        lines = child.stdout.read().splitlines()
-        if child.wait(_TIMEOUT_S) != 0:
-            text = child.stderr_tail().strip().rpartition(": error: ")[2]
-            raise InvalidImageError(f"layer {source.layer}: {text}")
-    pairs = (map(int, line.split()) for line in lines)
-    ranges = [(offset, offset + length) for offset, length in pairs]
-    units = source.data_bytes // header.unit
-    if len(ranges) != units or any(end > source.layer_bytes for _, end in ranges):
-        raise InvalidImageError(
-            f"layer {source.layer} has {source.layer_bytes} bytes for {units} units, "
-            f"and its index is of {max(ranges)[1]} for {len(ranges)}",
-            hint="make the index again: btrfs-ublk image index",
-        )
-    return ranges
-
-
 def data_parts(
     header: PackHeader, directory: Path, layer: Callable[[LayerSource], Path]
 ) -> Iterator[bytes]:

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import requests
-import urllib3
 
 from btrfs_ublk.base.log import log
-from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
-from btrfs_ublk.image.connection import (
-    REDIRECTIONS,
-    Connection,
-    deadline,
-    reason_of,
-)
+from btrfs_ublk.image.connection import REDIRECTIONS, Connection, reason_of
 from btrfs_ublk.image.documents import (
     INDEX,
     INDEXES,
@@ -36,7 +28,7 @@ from btrfs_ublk.image.documents import (
     parse_document,
 )
 from btrfs_ublk.image.mirrors import registry_mirrors
-from btrfs_ublk.image.reference import Reference, check_tag
+from btrfs_ublk.image.reference import Reference
 from btrfs_ublk.image.repository import (
     MAX_BREAKS,
     Document,
@@ -137,29 +129,6 @@ class RegistryRepository(Repository):
                 hint="the registry is damaged, or somebody between has changed it",
             )
         return Document(digest, media_type, data)
-
-    def tags(self) -> list[str]:
-        """Return the names of all images of the repository. Raises RegistryError,
-        InvalidImageError."""
-        found: list[str] = []
-        path = self._path("tags/list")
-        where = f"the tags of {self.place}"
-        for _ in range(_MAX_PAGES):
-            with self._connection.request(
-                "GET", path, what=f"list {where}", ok=(200,)
-            ) as response:
-                data = bounded(response, where)
-                more = response.links.get("next", {}).get("url")
-            try:
-                names = json.loads(data).get("tags") or []
-                found += [check_tag(name) for name in names]
-            except (ValueError, TypeError, AttributeError, UsageError) as error:
-                raise InvalidImageError(f"{where}: no list of tags: {error}") from error
-            if more is None:
-                return found
-            # NB: it may be relative to the path of this request.
-            path = urljoin(self._connection.url(path), more)
-        raise RegistryError(f"{self.place} has more than {len(found)} tags, too many")
 
     def has_document(self, version: str) -> bool:
         return self._exists(f"manifests/{version}", {"Accept": _ACCEPT})
@@ -320,32 +289,6 @@ class RegistryRepository(Repository):
             if count == before or (count < size and not cuts_left):
                 raise requests.HTTPError("it sends less")
             before = count
-
-    def caches(self, one: Descriptor) -> tuple[str, list[str]]:
-        """Return the URL of a blob, and the caches in front of it, in the order in
-        which hosts ask them for the whole of it."""
-        where = self._path(f"blobs/{one.digest}")
-        return self._connection.url(where), self._connection.caches(where)
-
-    def range_of_cache(
-        self, cache: str, one: Descriptor, start: int, end: int
-    ) -> tuple[bytes, Mapping[str, str]]:
-        """Get a range of a blob from a cache, unverified, and the answer's headers.
-        Raises requests.RequestException. Several threads may do so."""
-        where = self._path(f"blobs/{one.digest}")
-        asked = {"Range": f"bytes={start}-{end - 1}"}
-        with self._connection.ask_cache(cache, where, asked) as response:
-            if response.status_code != 206:
-                raise requests.HTTPError(f"HTTP {response.status_code}")
-            with deadline(response, end - start):
-                # NB: one that knows no ranges would send more than there is memory.
-                try:
-                    data = response.raw.read(end - start + 1)
-                except urllib3.exceptions.HTTPError as error:
-                    raise requests.ConnectionError(error) from error
-            if len(data) != end - start:
-                raise requests.HTTPError(f"{len(data)} bytes of {end - start}")
-            return data, response.headers
 
     def _rest(self, one: Descriptor, done: int) -> Iterator[bytes]:
         path = self._path(f"blobs/{one.digest}")

@@ -70,11 +70,6 @@ class Repository(ABC):
         digest."""
 
     @abstractmethod
-    def tags(self) -> list[str]:
-        """Return the names of all images here. Raises RegistryError,
-        InvalidImageError."""
-
-    @abstractmethod
     def has_document(self, version: str) -> bool: ...
 
     @abstractmethod

@@ -153,7 +153,7 @@ class StoredLayout(Repository):
         return tags
 
     def tags(self) -> list[str]:
-        """As Repository.tags()."""
+        """Return the names of all images here."""
         return self._tags(self._images()[0])
 
     def has_document(self, version: str) -> bool:

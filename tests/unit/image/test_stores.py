@@ -19,7 +19,6 @@ from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image import stored_layout
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.build import BuiltImage
-from btrfs_ublk.image.catalogue import list_versions
 from btrfs_ublk.image.check import check_image
 from btrfs_ublk.image.documents import InvalidImageError
 from btrfs_ublk.image.inspect import inspect_image
@@ -117,11 +116,6 @@ def test_a_bucket(target: Reference, tmp_path: Path) -> None:
     assert pulled.digest == image.sealed
     assert store.find(str(target)) is not None
     assert inspect_image(target, ACCESS).manifest.digest == image.sealed
-    found = list_versions(target, ACCESS, last=5)
-    assert [(x.tag, x.kind, x.problem) for x in found.versions] == [
-        ("1.0", "sealed", None),
-        ("1.1", "sealed", None),
-    ]
 
 
 @pytest.mark.data
