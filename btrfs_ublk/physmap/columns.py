@@ -6,6 +6,7 @@ C speed, and a row is made only when it is accessed.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import Self, overload
@@ -16,6 +17,11 @@ from btrfs_ublk.physmap.rows import MappingError, MapRow, type_code, type_text
 MISSING = (1 << 64) - 1
 
 COLUMN_COUNT = 9
+
+#: The first bytes of the binary form; nine little-endian 64-bit numbers per row follow
+#: (struct binary_row in csrc/physmap/rows.c).
+BINARY_MAGIC = b"buphys1\n"
+_FORM = "form"
 
 
 class Columns(Sequence[MapRow]):
@@ -50,6 +56,22 @@ class Columns(Sequence[MapRow]):
             for column, value in zip(columns, values, strict=True):
                 column.append(MISSING if value is None else value)
         return cls(columns)
+
+    @classmethod
+    def parse_binary(cls, data: bytes) -> Self:
+        """Parse the helper's binary form. Raises MappingError for malformed input."""
+        if not data.startswith(BINARY_MAGIC):
+            raise MappingError(
+                _FORM, "not the binary output of btrfs-ublk-map-physical"
+            )
+        cells = array("Q")
+        row_bytes = COLUMN_COUNT * cells.itemsize
+        if (len(data) - len(BINARY_MAGIC)) % row_bytes:
+            raise MappingError(_FORM, "its last row is only a part of one")
+        cells.frombytes(memoryview(data)[len(BINARY_MAGIC) :])
+        if sys.byteorder == "big":
+            cells.byteswap()
+        return cls([cells[number::COLUMN_COUNT] for number in range(COLUMN_COUNT)])
 
     def __len__(self) -> int:
         return len(self.file_offset)

@@ -8,10 +8,9 @@ from typing import NamedTuple, Self
 from btrfs_ublk.base.helpers import MAP_PHYSICAL, helper_path
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.process import run
-from btrfs_ublk.physmap import parse, rules
+from btrfs_ublk.physmap import rules
 from btrfs_ublk.physmap.columns import Columns
 from btrfs_ublk.physmap.rows import REGULAR, MappingError
-from btrfs_ublk.units import BLOCK_BYTES
 
 #: The share of a file in several runs that the largest one must have.
 CONTIGUOUS_PERCENT = 80
@@ -27,9 +26,8 @@ class ContiguousRun(NamedTuple):
 
 
 class PhysicalMap(Columns):
-    """The places of a file's bytes: a sequence of MapRow, with assertions.
-
-    The assertions raise MappingError with the first row that breaks the rule.
+    """The places of a file's bytes: a sequence of MapRow, with assertions, which raise
+    MappingError with the first row that breaks a rule.
     """
 
     __slots__ = ()
@@ -54,54 +52,8 @@ class PhysicalMap(Columns):
             file.seek(0)
             return cls.parse_binary(file.read())
 
-    @classmethod
-    def parse_tsv(cls, text: str) -> Self:
-        """Parse the helper's TSV. Raises MappingError for malformed input."""
-        return cls(parse.parse_tsv(text))
-
-    @classmethod
-    def parse_binary(cls, data: bytes) -> Self:
-        """Parse the helper's binary form. Raises MappingError for malformed input."""
-        return cls(parse.parse_binary(data))
-
-    def assert_not_empty(self) -> None:
-        """The file has at least one extent."""
-        rules.not_empty(self)
-
-    def assert_all_regular(self) -> None:
-        """Every extent is regular: not compressed, preallocated, inline or a hole."""
-        rules.all_regular(self)
-
-    def assert_single_device(self, devid: int = 1) -> None:
-        """All data is on the device of this number."""
-        rules.single_device(self, devid=devid)
-
-    def assert_one_piece(self) -> None:
-        """Physical size = logical size in every row."""
-        rules.one_piece(self)
-
-    def assert_aligned(self, block_bytes: int = BLOCK_BYTES) -> None:
-        """Every offset and size is a multiple of the block, a power of two."""
-        rules.aligned(self, block_bytes=block_bytes)
-
-    def assert_one_run(self) -> None:
-        """The extents are one continuous run in the file, from offset 0."""
-        rules.one_run(self)
-
-    def assert_rising(self) -> None:
-        """File, logical and physical offsets rise together and do not overlap."""
-        rules.rising(self)
-
-    def assert_exact_cover(self) -> None:
-        """Each logical extent is covered by its file extents: all of it, once."""
-        rules.exact_cover(self)
-
-    def assert_equal_totals(self) -> None:
-        """File, logical and physical extents add up to the same size."""
-        rules.equal_totals(self)
-
     def assert_plain(self) -> None:
-        """All of the above, for device 1 and 4 KiB blocks."""
+        """All rules hold, for device 1 and 4 KiB blocks: see rules.py."""
         for rule in rules.RULES:
             rule(self)
 

@@ -32,11 +32,10 @@ def all_regular(columns: Columns) -> None:
         raise columns.violation("all regular", index, f"its type is {found!r}")
 
 
-def single_device(columns: Columns, *, devid: int = 1) -> None:
-    """All data is on the device of this number."""
-    if (index := _first_not(columns.devid, devid)) is not None:
-        detail = f"its device is not {devid}"
-        raise columns.violation("single device", index, detail)
+def single_device(columns: Columns) -> None:
+    """All data is on device 1."""
+    if (index := _first_not(columns.devid, 1)) is not None:
+        raise columns.violation("single device", index, "its device is not 1")
 
 
 def one_piece(columns: Columns) -> None:
@@ -47,16 +46,14 @@ def one_piece(columns: Columns) -> None:
         raise columns.violation("one piece", index, detail)
 
 
-def aligned(columns: Columns, *, block_bytes: int = BLOCK_BYTES) -> None:
+def aligned(columns: Columns) -> None:
     """Every offset and size is a multiple of the block."""
-    if block_bytes & (block_bytes - 1):
-        raise ValueError(f"{block_bytes} is not a power of two")
     for name in _SIZES_AND_OFFSETS:
         column: array[int] = getattr(columns, name)
-        if lanes.any_bits(column, block_bytes - 1):
-            index = _first(map((block_bytes - 1).__and__, column))
+        if lanes.any_bits(column, BLOCK_BYTES - 1):
+            index = _first(map((BLOCK_BYTES - 1).__and__, column))
             what = name.replace("_", " ").upper()
-            detail = f"its {what} is not a multiple of {block_bytes}"
+            detail = f"its {what} is not a multiple of {BLOCK_BYTES}"
             raise columns.violation("aligned", index, detail)
 
 

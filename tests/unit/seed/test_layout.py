@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from btrfs_ublk.physmap import ContiguousRun, MappingError, PhysicalMap
-from btrfs_ublk.physmap.parse import TSV_HEADER
+from btrfs_ublk.physmap import ContiguousRun, MappingError, MapRow, PhysicalMap
 from btrfs_ublk.seed import Seed, VirtualData
 from btrfs_ublk.seed.layout import END_BYTES
 from btrfs_ublk.server import FileSegment, MemsetSegment, PatternSegment
@@ -43,15 +42,16 @@ def make(path: Path, *, local_bytes: int = DEVICE) -> Seed:
 
 def rows(*runs: ContiguousRun) -> PhysicalMap:
     """A map with an extent for each MiB."""
-    lines = [TSV_HEADER]
+    found = []
     for run in runs:
         for at in range(0, run.size_bytes, MIB):
-            physical = run.physical_offset + at
-            lines.append(
-                f"{run.file_offset + at}\t{MIB}\t0\tregular\t{MIB}\t{physical}\t"
-                f"{MIB}\t1\t{physical}"
+            where = run.physical_offset + at
+            found.append(
+                MapRow(
+                    run.file_offset + at, MIB, 0, "regular", MIB, where, MIB, 1, where
+                )
             )
-    return PhysicalMap.parse_tsv("\n".join(lines) + "\n")
+    return PhysicalMap.from_rows(found)
 
 
 def test_what_is_between_the_runs_is_local(tmp_path: Path) -> None:
