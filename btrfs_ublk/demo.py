@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +18,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, require
-from btrfs_ublk.base.entry import PathType, run_command
+from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.base.ledger import process_ledger
 from btrfs_ublk.base.log import setup_logging
 from btrfs_ublk.base.process import ProcessIdentity, run
-from btrfs_ublk.base.readers import READERS, Reader, read_direct
+from btrfs_ublk.base.readers import READERS, read_direct
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.btrfs import MIN_WRITABLE_BYTES
 from btrfs_ublk.kernel.mountinfo import mounts_at_or_below
@@ -30,12 +30,7 @@ from btrfs_ublk.kernel.temporary import loops_below, tempdir
 from btrfs_ublk.physmap import PhysicalMap
 from btrfs_ublk.seed import DEFAULT_FILENAME, Seed
 from btrfs_ublk.server.block_server import BlockServer
-from btrfs_ublk.server.description import (
-    FileSegment,
-    PatternSegment,
-    Segment,
-    fill,
-)
+from btrfs_ublk.server.description import PatternSegment
 from btrfs_ublk.server.names import FrontEndName
 from btrfs_ublk.units import BLOCK_BYTES, EIB, MIB, format_size, parse_block_size
 from btrfs_ublk.volume.sprout import Sprout
@@ -45,7 +40,6 @@ _CLONE_BYTES = 4 * MIB
 _MIN_VIRTUAL_BYTES = 64 * MIB
 _TAG = b"written on the sprout "
 _TWIN = "twin"
-_PIECE_BYTES = 16 * MIB
 
 console = Console(highlight=False)
 
@@ -106,14 +100,6 @@ class Steps:
     help="Size of the (sparse) device that takes what is written.",
 )
 @click.option(
-    "--file",
-    "path",
-    type=PathType(),
-    metavar="PATH",
-    help="A file to map into the virtual data. Default: the largest library that "
-    "this program uses.",
-)
-@click.option(
     "--front-end",
     type=click.Choice(["auto", "ublk", "fuse"]),
     default="auto",
@@ -126,7 +112,6 @@ def command(
     virtual_data_size: str,
     virtual_data_filename: str,
     rw_fs_size: str,
-    path: Path | None,
     front_end: FrontEndName,
     verbose: int,
 ) -> None:
@@ -139,33 +124,27 @@ def command(
     writable_bytes = parse_block_size(rw_fs_size, what="--rw-fs-size")
     _check_range("--virtual-data-size", virtual_bytes, _MIN_VIRTUAL_BYTES, 7 * EIB)
     _check_range("--rw-fs-size", writable_bytes, MIN_WRITABLE_BYTES, EIB)
-    path = _check_file(path or _default_file(virtual_bytes // 4), virtual_bytes)
     require(ROOT, BTRFS, LOOP)
-    show(virtual_bytes, virtual_data_filename, writable_bytes, path, front_end)
+    show(virtual_bytes, virtual_data_filename, writable_bytes, front_end)
 
 
 def show(
-    virtual_bytes: int,
-    filename: str,
-    writable_bytes: int,
-    path: Path,
-    front_end: FrontEndName,
+    virtual_bytes: int, filename: str, writable_bytes: int, front_end: FrontEndName
 ) -> None:
     """Run the demo. Raises BtrfsUblkError for a check that fails."""
     console.print(
         f"[bold]btrfs-ublk[/bold]: {format_size(virtual_bytes)} of virtual data, "
         f"Linux {os.uname().release}, {os.cpu_count()} CPUs\n"
     )
-    clones = _clones(virtual_bytes, path, taken={filename})
+    clones = _clones(virtual_bytes, taken={filename})
     before = process_ledger().entries()
     steps = Steps()
     with tempdir() as directory:
         target = directory / "mnt"
         target.mkdir()
-        contents = list(_contents(virtual_bytes, path, directory))
         with volume(
             target,
-            contents,
+            [PatternSegment(offset=0, length=virtual_bytes)],
             virtual_data_size=virtual_bytes,
             virtual_data_filename=filename,
             writable_bytes=writable_bytes,
@@ -215,63 +194,6 @@ def _check_range(option: str, size_bytes: int, least: int, most: int) -> None:
         )
 
 
-def _default_file(limit_bytes: int) -> Path:
-    """Return the largest file within the limit that this process maps: Python, or a
-    library.
-    """
-    mapped: set[Path] = set()
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        fields = line.split(maxsplit=5)
-        if len(fields) == 6 and fields[5].startswith("/"):
-            mapped.add(Path(fields[5]))
-    files = [file for file in mapped if file.is_file()]
-    return max((file for file in files if _size_of(file) <= limit_bytes), key=_size_of)
-
-
-def _size_of(path: Path) -> int:
-    return path.stat().st_size
-
-
-def _check_file(path: Path, virtual_bytes: int) -> Path:
-    if not path.is_file():
-        raise UsageError(f"--file {path}: no such regular file")
-    size_bytes = _size_of(path)
-    if not 0 < size_bytes <= virtual_bytes // 4:
-        raise UsageError(
-            f"--file {path} has {format_size(size_bytes)}",
-            hint="it must not be empty, nor over a quarter of --virtual-data-size",
-        )
-    return path.absolute()
-
-
-def _file_offset(virtual_bytes: int) -> int:
-    return virtual_bytes // 4 // BLOCK_BYTES * BLOCK_BYTES
-
-
-def _contents(virtual_bytes: int, path: Path, directory: Path) -> Iterator[Segment]:
-    """Yield the file at a quarter of the virtual data, and numbers elsewhere."""
-    offset = _file_offset(virtual_bytes)
-    segments: list[Segment] = []
-    size_bytes = _size_of(path)
-    whole_bytes = size_bytes // BLOCK_BYTES * BLOCK_BYTES
-    if whole_bytes:
-        segments.append(FileSegment(offset=offset, length=whole_bytes, path=str(path)))
-    if size_bytes > whole_bytes:
-        # The server cannot read past the end of a file, so the last block is padded.
-        tail = directory / "tail"
-        with path.open("rb") as file:
-            file.seek(whole_bytes)
-            tail.write_bytes(file.read(BLOCK_BYTES).ljust(BLOCK_BYTES, b"\0"))
-        segments.append(
-            FileSegment(offset=offset + whole_bytes, length=BLOCK_BYTES, path=str(tail))
-        )
-    for segment in fill(0, virtual_bytes, segments, gaps="zero"):
-        if segment in segments:
-            yield segment
-        else:
-            yield PatternSegment(offset=segment.offset, length=segment.length)
-
-
 def _tell(steps: Steps, thing: object) -> None:
     if isinstance(thing, Seed):
         steps.done(
@@ -305,9 +227,9 @@ def _free_name(name: str, taken: Collection[str]) -> str:
     return name
 
 
-def _clones(virtual_bytes: int, path: Path, *, taken: set[str]) -> list[Clone]:
-    """Plan clones of the start, the middle and the end of the virtual data, and of the
-    file, with names that are not taken.
+def _clones(virtual_bytes: int, *, taken: set[str]) -> list[Clone]:
+    """Plan clones of the start, the middle and the end of the virtual data, with names
+    that are not taken.
     """
     taken = taken | {_TWIN}
     size_bytes = min(_CLONE_BYTES, virtual_bytes // 8 // BLOCK_BYTES * BLOCK_BYTES)
@@ -320,14 +242,6 @@ def _clones(virtual_bytes: int, path: Path, *, taken: set[str]) -> list[Clone]:
         numbers = PatternSegment(offset=offset, length=size_bytes)
         sha256 = _sha256(numbers.content(offset, size_bytes))
         clones.append(Clone(name, offset, size_bytes, sha256))
-    clones.append(
-        Clone(
-            name=_free_name(path.name, taken),
-            offset=_file_offset(virtual_bytes),
-            size_bytes=_size_of(path),
-            sha256=_sha256_of_source(path),
-        )
-    )
     return clones
 
 
@@ -343,7 +257,7 @@ def _make_clones(steps: Steps, made: Volume, clones: list[Clone]) -> None:
 def _read_back(steps: Steps, made: Volume, clones: list[Clone]) -> None:
     for how, read in READERS.items():
         for clone in clones:
-            sha256 = _sha256_of(made.target / clone.name, clone.size_bytes, read)
+            sha256 = _sha256(read(made.target / clone.name, 0, clone.size_bytes))
             if sha256 != clone.sha256:
                 raise BtrfsUblkError(
                     f"{clone.name}, read {how}, is not what was served: "
@@ -415,19 +329,6 @@ def _allocated_bytes(path: Path) -> int:
 
 def _sha256(data: bytes | bytearray) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _sha256_of_source(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sha256_of(path: Path, size_bytes: int, read: Reader) -> str:
-    """Hash the first ``size_bytes`` of a file, which may not fit in memory."""
-    digest = hashlib.sha256()
-    for offset in range(0, size_bytes, _PIECE_BYTES):
-        digest.update(read(path, offset, min(_PIECE_BYTES, size_bytes - offset)))
-    return digest.hexdigest()
 
 
 def _sync(made: Volume) -> None:

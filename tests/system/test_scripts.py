@@ -243,26 +243,6 @@ def test_a_guest_holds_no_mount_of_tests(need: Need, sparse_path: Path) -> None:
     assert str(target) not in seen and " / / " in seen
 
 
-def test_files_are_named_as_in_the_guest() -> None:
-    """The library of scripts/demo: what /tmp holds here is elsewhere there."""
-    script = (
-        f"PROJECT={PROJECT}; . {PROJECT}/scripts/lib/guest.sh; cd /usr; "
-        'files_for_guest --file "$@"; printf "%s\n" "${guest_command[@]}"'
-    )
-    hidden = f"/tmp/guest-{os.getpid()}"
-    Path(hidden).touch()
-    words = ["demo", "--file", hidden, f"--file={hidden}", "--file", "bin", hidden]
-    words += ["--file", "no such"]
-    try:
-        done = run("bash", "-c", script, "bash", *words)
-    finally:
-        Path(hidden).unlink()
-    assert done.stdout.decode().splitlines() == [
-        *("demo", "--file", f"/run/host{hidden}", f"--file=/run/host{hidden}"),
-        *("--file", "/usr/bin", hidden, "--file", "no such"),
-    ]
-
-
 # --- scripts/vm with a guest: one boot does all it can
 
 
