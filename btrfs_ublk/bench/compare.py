@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import median
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from btrfs_ublk.bench.report import OK, Document, Result, Table, number
 from btrfs_ublk.bench.stats import (
-    bootstrap_interval,
+    Ratio,
     grouped,
     holm,
     median_of,
+    ratio_of,
     sign_flip_probability,
 )
 from btrfs_ublk.bench.study import Column
@@ -34,41 +34,6 @@ _LEVEL = 0.05
 SAME, FASTER, SLOWER, UNKNOWN = "same", "faster", "slower", "too few turns"
 #: With fewer turns, no test can reach the level.
 _LEAST_TURNS = 6
-
-
-class Ratio(NamedTuple):
-    """The ratio of medians, over the turns that both have, its 95 % interval, and the
-    ratio of each turn. The interval is NaN when there are too few turns.
-    """
-
-    middle: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
-    turns: Sequence[float] = ()
-
-
-def _value(result: Result, figure: str) -> float:
-    if figure == "per_core":
-        return 1 / result["cpu_us"] if result.get("cpu_us") else 0.0
-    return float(result.get(figure) or 0.0)
-
-
-def ratio_of(
-    results: Sequence[Result], baseline: Sequence[Result], figure: str
-) -> Ratio:
-    """Return the ratio of one figure. Different runs share turn numbers."""
-    below = {(x.get("run"), x.get("turn")): _value(x, figure) for x in baseline}
-    both = [
-        (_value(x, figure), below.get((x.get("run"), x.get("turn")), 0.0))
-        for x in results
-    ]
-    both = [pair for pair in both if min(pair) > 0]
-    if not both:
-        return Ratio()
-    values, bases = zip(*both)
-    low, high = bootstrap_interval(values, bases, paired=True)
-    turns = [value / base for value, base in both]
-    return Ratio(median(values) / median(bases), low, high, turns)
 
 
 Verdicts = dict[tuple[str, str, str], str]

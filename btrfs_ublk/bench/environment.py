@@ -28,7 +28,6 @@ VM_VARIABLE = "BTRFS_UBLK_VM"
 
 #: The most cores that others may use in a turn that counts as undisturbed.
 QUIET_CORES = 0.3
-_QUIET_S = 1.0
 
 _VERSIONS = ("kernel", "btrfs_ublk", "revision", "server", "btrfs_progs", "fio")
 _IDENTITY = (
@@ -137,25 +136,3 @@ def _revision() -> str | None:
     return _first_line(
         *("git", "-C", package, "describe", "--always", "--abbrev=12", "--dirty=+")
     )
-
-
-def _busy_s() -> float:
-    """Return the busy time of all CPUs since boot, without low priorities ("nice")."""
-    times = psutil.cpu_times()
-    return float(times.user + times.system) + sum(
-        float(getattr(times, name, 0.0)) for name in ("irq", "softirq", "steal")
-    )
-
-
-def wait_until_quiet(*, timeout_s: float) -> bool:
-    """Wait for a second in which the machine is almost idle, at most ``timeout_s``.
-    Returns whether there was one.
-    """
-    deadline_s = time.monotonic() + timeout_s
-    while time.monotonic() < deadline_s:
-        before_s = _busy_s()
-        # There is no event to wait for: the kernel has only counters.
-        time.sleep(_QUIET_S)
-        if _busy_s() - before_s < QUIET_CORES * _QUIET_S:
-            return True
-    return False

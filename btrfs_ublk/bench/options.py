@@ -79,18 +79,10 @@ def runtime_option(default_s: float) -> Callable[[_Function], _Function]:
 def common_options(
     repeats: int | None = None, in_memory: bool = False
 ) -> Callable[[_Function], _Function]:
-    """Add --repeats, if it has a default; --parent and --patience, or --directory if
-    the benchmark is ``in_memory``; and --json.
+    """Add --repeats, if it has a default; --parent, or --directory if the benchmark is
+    ``in_memory``; and --json.
     """
-    patience = click.option(
-        "--patience",
-        "patience_s",
-        type=SecondsType(min=0),
-        default=0.0,
-        metavar="SECONDS",
-        help="How long each turn may wait for a quiet machine.",
-    )
-    added = [memory_directory_option] if in_memory else [parent_option, patience]
+    added = [memory_directory_option if in_memory else parent_option]
     if repeats is not None:
         turns = ("--repeats", "--repeat", "repeats")
         added.insert(

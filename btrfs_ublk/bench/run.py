@@ -34,7 +34,6 @@ OK = "ok"
 VOID = "void"  # the data were wrong, or something was written: see "reason"
 FAILED = "failed"
 SKIPPED = "skipped"  # this machine cannot do it
-REJECTED = "rejected"  # a rule of the caller rejects it
 
 _MAX_WRITTEN_BYTES = 10 * MIB
 #: Room for the seed's metadata and the sprout's writes.
@@ -55,14 +54,12 @@ def run_configuration(
     *,
     parent: Path,
     environment: Mapping[str, Any],
-    max_other_cores: float | None = None,
 ) -> Row:
     """Measure. Always returns a row, whose "status" and "reason" say what happened.
 
     Images go to a temporary directory below ``parent``. ``environment`` is that of
-    environment(). With ``max_other_cores``, a run is rejected if unrelated processes
-    used more. Only exceptions that are neither ours nor the system's are raised, mainly
-    KeyboardInterrupt; nothing is left behind then.
+    environment(). Only exceptions that are neither ours nor the system's are raised,
+    mainly KeyboardInterrupt; nothing is left behind then.
     """
     row: Row = configuration.to_dict() | {
         "total_iops": None,
@@ -72,8 +69,6 @@ def run_configuration(
     start_s = time.monotonic()
     try:
         row |= measure(configuration, parent=parent)
-        if max_other_cores is not None:
-            row |= _rejection(row["cpu"], max_other_cores)
     except VoidError as error:
         row |= {"status": VOID, "reason": str(error)}
     except CapabilityError as error:
@@ -85,18 +80,6 @@ def run_configuration(
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "environment": environment_id(environment),
         "versions": versions(environment),
-    }
-
-
-def _rejection(cores: Mapping[str, float] | None, max_other_cores: float) -> Row:
-    if cores is None:
-        return {"status": REJECTED, "reason": "it is not known what else ran"}
-    if cores["other"] <= max_other_cores:
-        return {}
-    return {
-        "status": REJECTED,
-        "reason": f"other processes used {cores['other']:.2f} cores, more than "
-        f"{max_other_cores:g}",
     }
 
 

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 _Item = TypeVar("_Item")
 
@@ -89,6 +89,43 @@ def bootstrap_interval(
     found.sort()
     beyond = (1 - confidence) / 2
     return quantile(found, beyond), quantile(found, 1 - beyond)
+
+
+class Ratio(NamedTuple):
+    """The ratio of medians, over the turns that both have, its 95 % interval, and the
+    ratio of each turn. The interval is NaN when there are too few turns.
+    """
+
+    middle: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    turns: Sequence[float] = ()
+
+
+def _value(result: Mapping[str, Any], figure: str) -> float:
+    if figure == "per_core":
+        return 1 / result["cpu_us"] if result.get("cpu_us") else 0.0
+    return float(result.get(figure) or 0.0)
+
+
+def ratio_of(
+    results: Sequence[Mapping[str, Any]],
+    baseline: Sequence[Mapping[str, Any]],
+    figure: str,
+) -> Ratio:
+    """Return the ratio of one figure. Different runs share turn numbers."""
+    below = {(x.get("run"), x.get("turn")): _value(x, figure) for x in baseline}
+    both = [
+        (_value(x, figure), below.get((x.get("run"), x.get("turn")), 0.0))
+        for x in results
+    ]
+    both = [pair for pair in both if min(pair) > 0]
+    if not both:
+        return Ratio()
+    values, bases = zip(*both)
+    low, high = bootstrap_interval(values, bases, paired=True)
+    turns = [value / base for value, base in both]
+    return Ratio(median(values) / median(bases), low, high, turns)
 
 
 #: Up to this many differences, all combinations of signs are tried.

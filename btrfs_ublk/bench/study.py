@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import click
@@ -16,7 +15,6 @@ import click
 from btrfs_ublk.base.capabilities import Capability, require
 from btrfs_ublk.base.entry import stacked
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.environment import wait_until_quiet
 from btrfs_ublk.bench.report import (
     Document,
     Result,
@@ -25,7 +23,7 @@ from btrfs_ublk.bench.report import (
     make_document,
     number,
 )
-from btrfs_ublk.bench.stats import bootstrap_interval, grouped, median_of
+from btrfs_ublk.bench.stats import grouped, median_of, ratio_of
 
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -66,21 +64,14 @@ def ratio(results: Sequence[Result], against: str, measure: str) -> Column:
     of pairs within a turn: the more the better, also where seconds are measured.
     """
 
-    def values(turns: Sequence[Result]) -> dict[int, float]:
-        power = -1 if measure == "seconds" else 1
-        return {x["turn"]: x[measure] ** power for x in turns}
-
     def of(turns: Sequence[Result]) -> str:
         found = [x for x in results if x["subject"] == against]
         same = [x for x in found if x.get("unit") == turns[0].get("unit")]
-        mine, base = values(turns), values(same or found)
-        both = sorted(mine.keys() & base.keys())
-        if not both:
-            return "-"
-        text = number(median(mine[turn] / base[turn] for turn in both), 2)
-        low, high = bootstrap_interval(
-            [mine[turn] for turn in both], [base[turn] for turn in both], paired=True
-        )
+        pair = [same or found, turns]
+        # Of seconds, less is more.
+        mine, base = pair if measure == "seconds" else reversed(pair)
+        middle, low, high, _ = ratio_of(mine, base, measure)
+        text = number(middle, 2)
         return text if low != low else f"{text} ({low:.2f}-{high:.2f})"
 
     return Column(f"to {against}", of)
@@ -123,16 +114,12 @@ class Run:
     document: Document
     parent: Path
     repeats: int
-    patience_s: float
 
     def turns(self, *, tell: bool = False) -> Iterator[int]:
         for turn in range(1, self.repeats + 1):
             yield turn
             if tell:
                 options.progress(f"turn {turn} of {self.repeats}")
-
-    def wait_until_quiet(self) -> None:
-        wait_until_quiet(timeout_s=self.patience_s)
 
     def add(self, *results: Result) -> None:
         self.document["results"] += results
@@ -164,8 +151,7 @@ def study(
                 name, parameters=parameters, directory=parent, results=[]
             )
             turns = values.pop("repeats", 1)
-            patience_s = values.pop("patience_s", 0.0)
-            function(Run(document, parent, turns, patience_s), **values)
+            function(Run(document, parent, turns), **values)
             if tables is not None:
                 document["tables"] = [asdict(each) for each in tables(document)]
             finish(document, as_json=as_json)

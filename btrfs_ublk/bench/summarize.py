@@ -107,7 +107,7 @@ class Part:
         return (
             "These figures are worthless as times: other processes used more than "
             f"{QUIET_CORES} CPU cores in {self.disturbed} of {count} runs. Repeat it "
-            "on a machine that does nothing else, or with --max-other-cores."
+            "on a machine that does nothing else."
         )
 
 

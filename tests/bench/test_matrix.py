@@ -89,7 +89,6 @@ class TestSettled:
             (rows(100, 150, 60), False),
             (rows(100, 150, 60, 90, 130), True),
             (rows("failed", "void", "failed"), True),
-            (rows("rejected", "rejected", "rejected"), False),
             (rows("failed", "failed", 100), False),
             (rows("failed", 100, 100), True),
         ],

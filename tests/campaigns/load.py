@@ -29,13 +29,13 @@ from pathlib import Path
 
 import campaign
 import click
+from support.cgroups import MEMORY_GROUPS, memory_group
 from support.devices import DESCRIPTION, reading
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP, ROOT, require
 from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.cpu_load import hogs
-from btrfs_ublk.bench.resources.cgroup import MEMORY_GROUPS, memory_group
 from btrfs_ublk.device import (
     Device,
     DeviceOptions,

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from call_events import CALL_EVENTS
 from cut_off import programs
+from support.cgroups import MEMORY_GROUPS
 from support.containers import BUSYBOX, CONTAINERD, RUNC
 from support.needs import Need
 from support.paths import PROJECT
 from support.registry import REGISTRY
 
 from btrfs_ublk.base.capabilities import FUSE, Fio
-from btrfs_ublk.bench.resources.cgroup import MEMORY_GROUPS
 
 TIMEOUT_S = 280
 

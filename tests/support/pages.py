@@ -122,7 +122,6 @@ def comparison(
         "queues": None,
         "depth": None,
         "seed": 1,
-        "patience_s": 0.0,
         "realtime": False,
         "hog": None,
         "comparisons": [told],

@@ -16,7 +16,6 @@ import click
 from btrfs_ublk.base.entry import PathType, SecondsType, completing
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.cpu_load import HOGS, hogs
-from btrfs_ublk.bench.environment import wait_until_quiet
 from btrfs_ublk.bench.peer import Measure, Turn, all_peers, setting, why_not
 from btrfs_ublk.bench.peers.kernel import check_disk
 from btrfs_ublk.bench.report import FAILED, OK, SKIPPED, Result, finish, make_document
@@ -43,7 +42,6 @@ class Plan:
     queues: int | None
     depth: int | None
     seed: int
-    patience_s: float = 0.0
     realtime: bool = False
     hog: str | None = None
     disk: Path | None = None
@@ -105,7 +103,6 @@ def compare(
         for turn, workload, name in blocks(list(turns), comparison.workloads, plan):
             if name not in turns or (name, workload) in cannot:
                 continue
-            wait_until_quiet(timeout_s=plan.patience_s)
             result = _take_turn(turns[name], workload, plan, turn)
             if result["status"] == FAILED:
                 del turns[name]

@@ -32,7 +32,6 @@ from btrfs_ublk.bench.results import ResultsFile, open_results
 from btrfs_ublk.bench.run import (
     FAILED,
     OK,
-    REJECTED,
     SKIPPED,
     VOID,
     Row,
@@ -72,7 +71,7 @@ def is_settled(rows: Sequence[Row], *, least: int, most: int, tolerance: float) 
         return False
     values = [row["total_iops"] for row in rows if row["status"] == OK]
     if not values:
-        return all(row["status"] != REJECTED for row in rows)
+        return True
     low, high = bootstrap_interval(values)
     middle = median(values)
     # Comparisons with NaN, of a single value, are false.
@@ -203,12 +202,6 @@ class Runner:
     metavar="SECONDS",
     help="Of each run.  [the matrix's]",
 )
-@click.option(
-    "--max-other-cores",
-    type=click.FloatRange(min=0),
-    metavar="CORES",
-    help="Reject runs during which unrelated processes used more.",
-)
 @click.option("--retry", is_flag=True, help="Do what failed or was skipped again.")
 @options.parent_option
 def command(
@@ -222,7 +215,6 @@ def command(
     front_end: FrontEndName,
     source: str | None,
     runtime_s: float | None,
-    max_other_cores: float | None,
     retry: bool,
     parent: Path,
 ) -> int:
@@ -249,12 +241,7 @@ def command(
     record = environment(parent)
 
     def measure(configuration: Configuration) -> Row:
-        return run_configuration(
-            configuration,
-            parent=parent,
-            environment=record,
-            max_other_cores=max_other_cores,
-        )
+        return run_configuration(configuration, parent=parent, environment=record)
 
     with open_results(path, matrix, seed=seed) as results:
         collect()  # leftovers of a killed run would disturb the figures

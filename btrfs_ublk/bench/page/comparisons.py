@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from btrfs_ublk.bench.compare import Ratio, groups, ratio_of
+from btrfs_ublk.bench.compare import groups
 from btrfs_ublk.bench.page.inputs import DocumentData
 from btrfs_ublk.bench.page.measures import (
     IOPS,
@@ -21,7 +21,7 @@ from btrfs_ublk.bench.page.measures import (
 )
 from btrfs_ublk.bench.page.plots import Line, Plot
 from btrfs_ublk.bench.report import Table
-from btrfs_ublk.bench.stats import bootstrap_interval, grouped
+from btrfs_ublk.bench.stats import Ratio, bootstrap_interval, grouped, ratio_of
 
 Result = dict[str, Any]
 

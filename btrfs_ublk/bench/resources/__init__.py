@@ -1,1 +1,1 @@
-"""Resources for benchmarks: kernel modules and disks, others' servers, cgroups."""
+"""Resources for benchmarks: kernel modules, others' servers."""

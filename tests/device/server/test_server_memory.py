@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.cgroups import MEMORY_GROUPS, MemoryGroup, memory_group
 from support.needs import Need
 from support.waiting import wait_until
 
 from btrfs_ublk.base.readers import read_direct
-from btrfs_ublk.bench.resources.cgroup import MEMORY_GROUPS, MemoryGroup, memory_group
 from btrfs_ublk.server import (
     BlockServer,
     Description,

@@ -1,4 +1,4 @@
-"""Control groups that count memory, of either version."""
+"""Control groups that limit memory, of either version."""
 
 from __future__ import annotations
 
@@ -8,14 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from btrfs_ublk.base.capabilities import ROOT, Probed, require
-from btrfs_ublk.base.ledger import Entry, Ledger, process_ledger, remover
-from btrfs_ublk.errors import CapabilityError
 from btrfs_ublk.kernel.mountinfo import read_mountinfo
-
-_KIND = "cgroup"
-_PREFIX = "btrfs-ublk-"
-#: The files with the peak use: of version 2 (Linux 5.19), and of version 1.
-_PEAKS = ("memory.peak", "memory.max_usage_in_bytes")
 
 
 def _root() -> Path | None:
@@ -57,41 +50,18 @@ class MemoryGroup:
         path = next(x for name in names if (x := self.path / name).exists())
         path.write_text(str(size_bytes))
 
-    def peak_bytes(self) -> int:
-        """Return the most memory that its members ever used, including the kernel's for
-        them: pages that they read first, inodes, file names. Raises CapabilityError.
-        """
-        for name in _PEAKS:
-            with suppress(FileNotFoundError):
-                return int((self.path / name).read_text())
-        raise CapabilityError(
-            f"{self.path} has none of {', '.join(_PEAKS)}", hint="use Linux >= 5.19"
-        )
-
 
 @contextmanager
-def memory_group(*, ledger: Ledger | None = None) -> Iterator[MemoryGroup]:
+def memory_group() -> Iterator[MemoryGroup]:
     """Make a control group, removed at the end of the block, after all its members."""
     require(ROOT, MEMORY_GROUPS)
-    ledger = ledger or process_ledger()
     root = _root()
     assert root is not None
     with suppress(OSError):  # for version 2; it may be enabled already
         (root / "cgroup.subtree_control").write_text("+memory")
-    with ledger.holding(_KIND, root=str(root)) as entry:
-        path = _path(entry)
-        path.mkdir()
-        yield MemoryGroup(path)
-
-
-def _path(entry: Entry) -> Path:
-    return Path(entry.details["root"]) / f"{_PREFIX}{entry.tag}"
-
-
-@remover(_KIND)
-def _remove(entry: Entry) -> bool:
+    path = root / f"btrfs-ublk-{os.getpid()}-{os.urandom(4).hex()}"
+    path.mkdir()
     try:
-        os.rmdir(_path(entry))
-    except FileNotFoundError:
-        return False
-    return True
+        yield MemoryGroup(path)
+    finally:
+        path.rmdir()
