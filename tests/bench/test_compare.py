@@ -15,16 +15,14 @@ from support.needs import Need
 from btrfs_ublk.base.capabilities import Fio
 from btrfs_ublk.bench import commands, report
 from btrfs_ublk.bench.commands.compare import Plan, blocks, command, compare
-from btrfs_ublk.bench.compare import ratio_of
-from btrfs_ublk.bench.compare import tables
 from btrfs_ublk.bench.content import STAMPS, write_content
 from btrfs_ublk.bench.fio import parse_workload
 from btrfs_ublk.bench.peer import Subject
 from btrfs_ublk.bench.reading import measure
 from btrfs_ublk.bench.report import Document
+from btrfs_ublk.bench.stats import ratio_of
 from btrfs_ublk.bench.suite import Bar, Comparison
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
-from btrfs_ublk.bench.stats import ratio_of
 from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.server import ZeroSegment
 from btrfs_ublk.units import KIB, MIB

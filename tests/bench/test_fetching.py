@@ -14,7 +14,6 @@ from btrfs_ublk.bench import fetching
 from btrfs_ublk.bench.bed import CURL, OPENSSL, PEERS
 from btrfs_ublk.bench.origin import NGINX
 from btrfs_ublk.units import GIB
-from btrfs_ublk.units import GIB
 
 
 def test_ratios_within_turns() -> None:

@@ -19,7 +19,6 @@ from support.paths import TESTS
 from btrfs_ublk.bench.environment import environment
 from btrfs_ublk.bench.report import Document, make_document, merged, show
 from btrfs_ublk.bench.stats import bootstrap_interval, quantile
-from btrfs_ublk.bench.environment import environment
 from btrfs_ublk.errors import UsageError
 
 

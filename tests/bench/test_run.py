@@ -25,7 +25,7 @@ from btrfs_ublk.base.helpers import MAP_PHYSICAL, MKSEED, SERVER
 from btrfs_ublk.bench.config import Configuration
 from btrfs_ublk.bench.environment import environment
 from btrfs_ublk.bench.run import Row, run_configuration
-from btrfs_ublk.server import FrontEndName, MemsetSegment
+from btrfs_ublk.server import FrontEndName
 from btrfs_ublk.units import MIB
 
 BASE: dict[str, Any] = {

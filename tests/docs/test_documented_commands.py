@@ -59,6 +59,3 @@ def test_sessions_are_replayed() -> None:
         if line.replayed and not any(fnmatch(line.document, x) for x in _REPLAYED)
     }
     assert not loose
-            ("```sh\nsudo X=1 btrfs-ublk gc | cat && a\n```", ["btrfs-ublk gc"]),
-                "```\nscripts/vm --kernel 6.12 -- btrfs-ublk gc\n```",
-                ["scripts/vm --kernel 6.12", "btrfs-ublk gc"],

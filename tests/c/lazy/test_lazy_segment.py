@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.page_cache import resident_bytes
 from support.sanitized_build import SANITIZER_ENVIRONMENT
 from support.shells import (
     BLOCK,

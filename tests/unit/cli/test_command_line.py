@@ -19,7 +19,6 @@ GROUPS = {
 }
 LEAVES = {path: context for path, context in CONTEXTS.items() if path not in GROUPS}
 
-    "btrfs-ublk bench summarize": "prints tables of what is JSON already",
 
 @pytest.mark.parametrize("path", LEAVES)
 def test_an_empty_path_is_not_this_directory(path: str) -> None:
