@@ -18,6 +18,11 @@ static inline uint64_t clock_now_ns(void)
 	return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
 }
 
+static inline uint64_t clock_now_ms(void)
+{
+	return clock_now_ns() / NS_PER_MS;
+}
+
 /* Returns false when the thread has not ended within `wait_ms`; it must be joined later. */
 static inline bool clock_join(pthread_t thread, unsigned wait_ms)
 {

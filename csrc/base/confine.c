@@ -180,7 +180,6 @@ static int filter_calls(enum confine_role role)
 #else
 static int filter_calls(enum confine_role role)
 {
-	(void)role;
 	return -ENOSYS;
 }
 #endif

@@ -50,7 +50,6 @@ static size_t give(void *buffer, size_t room, void *data)
 {
 	struct text *text = data;
 
-	(void)room;
 	if (text->at == text->end || losses != text->losses)
 		return 0;
 	*(char *)buffer = *text->at++;

@@ -162,8 +162,7 @@ int main(int argc, char **argv)
 	err = buffer ? open_connection(&getting) : -ENOMEM;
 	if (!err)
 		err = get_all(&getting);
-	if (getting.fd >= 0)
-		close(getting.fd);
+	cleanup_close(&getting.fd);
 	if (err)
 		msg_error("127.0.0.1:%llu%s: %s", (unsigned long long)getting.port, getting.path,
 			  strerror(-err));

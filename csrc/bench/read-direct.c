@@ -58,7 +58,7 @@ static void begin(struct direct *direct, struct slot *slot)
 static bool handle(struct direct *direct, struct slot *slot, int result)
 {
 	struct reads *reads = direct->reader->reads;
-	uint64_t end_ns = now_ns();
+	uint64_t end_ns = clock_now_ns();
 	int error = result < 0 ? -result : (result ? 0 : ERROR_SHORT);
 
 	direct->in_flight--;

@@ -26,7 +26,6 @@ static void on_sigbus(int signum, siginfo_t *info, void *context)
 {
 	const uint8_t *address = info->si_addr;
 
-	(void)context;
 	if (address < window.begin || address >= window.end) {
 		signal(signum, SIG_DFL); /* not our read: the signal comes again, and is fatal */
 		return;
@@ -40,7 +39,7 @@ static uint64_t touch(const uint8_t *data, size_t length, size_t page_bytes)
 {
 	for (size_t at = 0; at < length; at += page_bytes)
 		(void)*(const volatile uint8_t *)(data + at);
-	return now_ns();
+	return clock_now_ns();
 }
 
 /* Returns 0, or ERROR_SIGBUS and sets `offset` to the place in the file that failed. */
@@ -52,7 +51,7 @@ static int look_at(struct reads *reads, const struct slot *slot, const uint8_t *
 	window.begin = data;
 	window.end = data + slot->length;
 	if (sigsetjmp(window.escape, 1)) {
-		*end_ns = now_ns();
+		*end_ns = clock_now_ns();
 		*offset = slot->offset + (uint64_t)(window.fault - window.begin);
 		window.begin = window.end = NULL;
 		return ERROR_SIGBUS;
@@ -83,7 +82,7 @@ static bool read_one(struct reads *reads, struct slot *slot)
 
 	if (map == MAP_FAILED) {
 		error = errno;
-		end_ns = now_ns();
+		end_ns = clock_now_ns();
 	} else {
 		/* Otherwise a fault reads ahead, 4 MiB on btrfs. */
 		madvise(map, length, MADV_RANDOM);

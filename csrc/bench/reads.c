@@ -11,16 +11,6 @@
 
 #include "base/size.h"
 
-#define NS_PER_S 1000000000ull
-
-uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
-}
-
 /* splitmix64 (Steele, Lea, Flood 2014): any seed will do, and all 64 bits are good. */
 static uint64_t next_random(uint64_t *state)
 {
@@ -60,7 +50,7 @@ bool reads_begin(struct reads *reads, struct slot *slot)
 		slot->length = (uint32_t)blocks * BLOCK_BYTES;
 		slot->done = 0;
 		slot->hung = false;
-		slot->begin_ns = now_ns();
+		slot->begin_ns = clock_now_ns();
 	}
 	pthread_mutex_unlock(&reads->lock);
 	return go_on;
@@ -76,7 +66,7 @@ static void note_wrong(struct reads *reads, uint64_t offset, uint64_t expected, 
 	if (reads->wrong_words < EXAMPLES)
 		reads->wrong[reads->wrong_words++] = (struct example){
 			.offset = offset,
-			.at_ns = now_ns(),
+			.at_ns = clock_now_ns(),
 			.expected = le64toh(expected),
 			.found = le64toh(found),
 		};
@@ -199,13 +189,13 @@ void reads_mark(struct reads *reads)
 {
 	pthread_mutex_lock(&reads->lock);
 	reads->marks++;
-	reads->mark_ns = now_ns();
+	reads->mark_ns = clock_now_ns();
 	pthread_mutex_unlock(&reads->lock);
 }
 
 void reads_find_hung(struct reads *reads)
 {
-	uint64_t now = now_ns();
+	uint64_t now = clock_now_ns();
 
 	pthread_mutex_lock(&reads->lock);
 	for (unsigned i = 0; i < reads->slot_count; i++) {
@@ -224,7 +214,7 @@ void reads_find_hung(struct reads *reads)
 
 bool reads_stop(struct reads *reads)
 {
-	uint64_t end_ns = now_ns() + reads->deadline_ns;
+	uint64_t end_ns = clock_now_ns() + reads->deadline_ns;
 	struct timespec end = { .tv_sec = (time_t)(end_ns / NS_PER_S),
 				.tv_nsec = (long)(end_ns % NS_PER_S) };
 	bool idle;

@@ -10,6 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/clock.h"
+
 enum {
 	READ_LOG_BLOCKS = 8, /* the longest read is 2^8 blocks, 1 MiB */
 	READ_MAX_BYTES = 4096 << READ_LOG_BLOCKS,
@@ -70,9 +72,6 @@ struct reads {
 	uint64_t last_ns, pause_ns, pause_at_ns, max_ns;
 	uint64_t latencies[LATENCY_BUCKETS];
 };
-
-/* CLOCK_MONOTONIC, which is the same in all processes. */
-uint64_t now_ns(void);
 
 /* Chooses what to read and notes the time. Returns false when it is time to end. */
 bool reads_begin(struct reads *reads, struct slot *slot);

@@ -23,8 +23,6 @@
 #include "bench/reads.h"
 
 #define PROGRAM "btrfs-ublk-verify-reads"
-#define NS_PER_S 1000000000ull
-
 static const char help_text[] =
 	"Usage: " PROGRAM " [OPTION]... FILE\n"
 	"Read random ranges of FILE, of 4 KiB to 1 MiB, and verify every byte: each aligned\n"
@@ -125,11 +123,11 @@ static bool take_command(struct reads *reads)
 
 static void wait_for_end(const struct options *options, struct reads *reads)
 {
-	uint64_t end_ns = now_ns() + options->duration_s * NS_PER_S;
+	uint64_t end_ns = clock_now_ns() + options->duration_s * NS_PER_S;
 	/* NB: poll() ignores a negative descriptor. */
 	struct pollfd input = { .fd = options->duration_s ? -1 : STDIN_FILENO, .events = POLLIN };
 
-	while (!options->duration_s || now_ns() < end_ns) {
+	while (!options->duration_s || clock_now_ns() < end_ns) {
 		int ready = poll(&input, 1, CHECK_MS);
 
 		reads_find_hung(reads);

@@ -106,7 +106,7 @@ static int emit_data_extent(struct tree_builder *tree, const struct extent *refs
 	extent.refs = htole64(total);
 	append(item, 0, &extent, sizeof(extent));
 	ret = tree_add(tree, &key, item, size);
-	return ret ? ret : emit_keyed_refs(tree, refs + inline_count, count - inline_count);
+	return ret ?: emit_keyed_refs(tree, refs + inline_count, count - inline_count);
 }
 
 int emit_extent_tree(struct image *image, struct tree_builder *tree, void *context)
@@ -116,7 +116,6 @@ int emit_extent_tree(struct image *image, struct tree_builder *tree, void *conte
 	size_t count;
 	int ret = 0;
 
-	(void)context;
 	while (!ret && (refs = extent_walk_next(&walk, &count))) {
 		if (refs->is_data)
 			ret = emit_data_extent(tree, refs, count);
@@ -148,7 +147,6 @@ int emit_block_group_tree(struct image *image, struct tree_builder *tree, void *
 {
 	struct extent_walk walk = image_walk(image);
 
-	(void)context;
 	image->used_bytes = 0;
 	for (size_t i = 0; i < image->chunks.count; i++) {
 		const struct chunk *chunk = &image->chunks.chunks[i];
@@ -210,7 +208,6 @@ int emit_free_space_tree(struct image *image, struct tree_builder *tree, void *c
 	struct extent_walk walk = image_walk(image);
 	size_t count;
 
-	(void)context;
 	for (size_t i = 0; i < image->chunks.count; i++) {
 		const struct chunk *chunk = &image->chunks.chunks[i];
 		struct key key = { chunk->logical, KEY_FREE_SPACE_INFO, chunk->length };

@@ -294,7 +294,7 @@ int reader_read_block(struct reader *reader, const struct block_expect *expect, 
 		return -EUCLEAN;
 	ret = reader_pread(reader, where, block, reader->node_bytes,
 			   copy_offset(chunk, 0, expect->bytenr));
-	return ret ? ret : block_verify(reader, expect, block);
+	return ret ?: block_verify(reader, expect, block);
 }
 
 int reader_compare_copies(struct reader *reader, const struct block_expect *expect,

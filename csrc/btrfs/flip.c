@@ -407,5 +407,5 @@ int flip_write(struct reader *reader, int fd, struct flip *flip)
 		return 0;
 	super.flags |= htole64(SUPER_SEEDING);
 	ret = reader_write_super(reader, fd, &super);
-	return ret ? ret : sync_image(reader, fd);
+	return ret ?: sync_image(reader, fd);
 }

@@ -191,7 +191,7 @@ static int item_append_entry(struct item *item, const struct tree_builder *tree,
 	ret = item_append(item, &disk, sizeof(disk));
 	if (!ret)
 		ret = item_append(item, entry->name, entry->length);
-	return ret ? ret : item_append(item, entry->value, entry->value_bytes);
+	return ret ?: item_append(item, entry->value, entry->value_bytes);
 }
 
 uint64_t dir_name_hash(const char *name, size_t length)

@@ -104,7 +104,7 @@ static int top_add(struct image *image, struct tree_builder *tree, const struct 
 	directory.byte_count = htole64(image->params.node_bytes);
 	directory.flags = htole64(flags);
 	ret = inode_add(tree, OBJECT_FIRST_FREE, &directory);
-	return ret ? ret : inode_top_add(tree, OBJECT_FIRST_FREE);
+	return ret ?: inode_top_add(tree, OBJECT_FIRST_FREE);
 }
 
 /*

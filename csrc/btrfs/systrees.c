@@ -34,7 +34,6 @@ int emit_chunk_tree(struct image *image, struct tree_builder *tree, void *contex
 	struct disk_device device;
 	int ret;
 
-	(void)context;
 	image_fill_device(image, &device);
 	ret = tree_add(tree, &key, &device, sizeof(device));
 	for (size_t i = 0; i < image->chunks.count && !ret; i++) {
@@ -66,7 +65,6 @@ int emit_dev_tree(struct image *image, struct tree_builder *tree, void *context)
 		calloc(image->chunks.count * CHUNK_STRIPES_MAX + 1, sizeof(*extents));
 	size_t count = 0;
 
-	(void)context;
 	if (!extents)
 		return -ENOMEM;
 	for (size_t i = 0; i < image->chunks.count; i++) {
@@ -118,7 +116,7 @@ static int emit_root_dir(struct image *image, struct tree_builder *tree)
 	if (!ret)
 		ret = inode_top_add(tree, TREE_ROOT_DIR);
 	/* Here the one entry has no index. */
-	return ret ? ret : dir_hashes_add(tree, TREE_ROOT_DIR, &entry, 1);
+	return ret ?: dir_hashes_add(tree, TREE_ROOT_DIR, &entry, 1);
 }
 
 static int emit_root_item(struct image *image, struct tree_builder *tree,
@@ -192,7 +190,6 @@ int emit_root_tree(struct image *image, struct tree_builder *tree, void *context
 {
 	bool dir_done = false;
 
-	(void)context;
 	for (size_t i = 0; i < image->root_count; i++) {
 		const struct image_root *root = &image->roots[i];
 		int ret = 0;
@@ -232,7 +229,6 @@ int emit_uuid_tree(struct image *image, struct tree_builder *tree, void *context
 	_cleanup_free_ struct uuid_entry *entries = calloc(image->root_count, sizeof(*entries));
 	size_t count = 0;
 
-	(void)context;
 	if (!entries)
 		return -ENOMEM;
 	for (size_t i = 0; i < image->root_count; i++) {
@@ -265,7 +261,6 @@ int emit_data_reloc_tree(struct image *image, struct tree_builder *tree, void *c
 		inode_make(image->params.generation, image->params.time, DIR_MODE);
 	int ret;
 
-	(void)context;
 	ret = inode_add(tree, OBJECT_FIRST_FREE, &inode);
 	if (!ret)
 		ret = inode_top_add(tree, OBJECT_FIRST_FREE);

@@ -265,7 +265,6 @@ static int begin(struct content_sink *sink, uint32_t inode, uint64_t bytes, stru
 {
 	struct data *data = of_sink(sink);
 
-	(void)error;
 	data->inode = inode;
 	data->file_bytes = bytes;
 	data->position = 0;
@@ -538,7 +537,7 @@ static int open_parts(struct data *data)
 		     !EVP_DigestInit_ex(data->unit, data->sha256, NULL) ||
 		     !EVP_DigestInit_ex(data->content, data->sha256, NULL)))
 		ret = -ENOMEM;
-	return ret ? ret : pieces_open(&data->pieces, &params);
+	return ret ?: pieces_open(&data->pieces, &params);
 }
 
 int data_open(struct data **made, const struct data_params *params, struct model *model,

@@ -201,7 +201,7 @@ static int emit_directory(struct tree_builder *tree, const struct emit *emit, ui
 	ret = inode_add(tree, number, &inode);
 	if (!ret)
 		ret = name ? inode_names_add(tree, number, name, 1) : inode_top_add(tree, number);
-	return ret ? ret : dir_entries_add(tree, number, entries, count);
+	return ret ?: dir_entries_add(tree, number, entries, count);
 }
 
 static int emit_layers(struct tree_builder *tree, const struct emit *emit)
@@ -240,7 +240,7 @@ static int emit_link(struct tree_builder *tree, const struct emit *emit)
 	ret = inode_add(tree, LINK_INODE, &inode);
 	if (!ret)
 		ret = inode_names_add(tree, LINK_INODE, &name, 1);
-	return ret ? ret : file_inline_add(tree, LINK_INODE, target, length, length, 0);
+	return ret ?: file_inline_add(tree, LINK_INODE, target, length, length, 0);
 }
 
 static int emit_top_level(struct image *image, struct tree_builder *tree, void *context)
@@ -260,11 +260,10 @@ static int emit_top_level(struct image *image, struct tree_builder *tree, void *
 	};
 	int ret;
 
-	(void)image;
 	ret = emit_directory(tree, emit, OBJECT_FIRST_FREE, NULL, entries, 2);
 	if (!ret)
 		ret = emit_layers(tree, emit);
-	return ret ? ret : emit_link(tree, emit);
+	return ret ?: emit_link(tree, emit);
 }
 
 /* ---- The checksums ---- */
@@ -290,7 +289,6 @@ static int emit_csums(struct image *image, struct tree_builder *tree, void *cont
 	uint64_t at = 0;
 	int ret = 0;
 
-	(void)image;
 	for (size_t i = 0; i <= count && !ret; i++) {
 		uint64_t end = i < count ? gaps[i].offset : data_counts(context)->object_bytes;
 
@@ -378,7 +376,7 @@ static int trim(struct emit *emit, uint64_t object_bytes)
 
 	if (!ret)
 		ret = image_trim_device(&emit->image, IMAGE_DATA_START + data_bytes);
-	return ret ? ret : image_trim_metadata(&emit->image);
+	return ret ?: image_trim_metadata(&emit->image);
 }
 
 int emit_finish(struct emit *emit, struct data *data, struct emit_result *result,

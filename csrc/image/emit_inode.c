@@ -102,7 +102,7 @@ static int emit_names(struct emit_tree *emit, struct tree_builder *tree, uint32_
 			};
 		at = entry->next_of_inode;
 	}
-	return ret ? ret : inode_names_add(tree, number, emit->names, count);
+	return ret ?: inode_names_add(tree, number, emit->names, count);
 }
 
 static int emit_attributes(struct emit_tree *emit, struct tree_builder *tree, uint32_t number)
@@ -123,7 +123,7 @@ static int emit_attributes(struct emit_tree *emit, struct tree_builder *tree, ui
 				.type = ENTRY_XATTR,
 			};
 	}
-	return ret ? ret : xattrs_add(tree, number, emit->entries, count);
+	return ret ?: xattrs_add(tree, number, emit->entries, count);
 }
 
 static int emit_entries(struct emit_tree *emit, struct tree_builder *tree, uint32_t number)
@@ -146,7 +146,7 @@ static int emit_entries(struct emit_tree *emit, struct tree_builder *tree, uint3
 			};
 		at = entry->next;
 	}
-	return ret ? ret : dir_entries_add(tree, number, emit->entries, count);
+	return ret ?: dir_entries_add(tree, number, emit->entries, count);
 }
 
 static int emit_inline(struct emit_tree *emit, struct tree_builder *tree, uint32_t number)
@@ -223,7 +223,7 @@ static int emit_inode(struct emit_tree *emit, struct image *image, struct tree_b
 		ret = emit_names(emit, tree, number);
 	if (!ret)
 		ret = emit_attributes(emit, tree, number);
-	return ret ? ret : emit_content(emit, image, tree, number);
+	return ret ?: emit_content(emit, image, tree, number);
 }
 
 /* Says which file it is that the file system cannot hold. */

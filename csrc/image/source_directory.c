@@ -104,8 +104,7 @@ static int list_names(struct reading *reading, struct level *level)
 
 	if (!stream) {
 		err = -errno;
-		if (copy >= 0)
-			close(copy);
+		cleanup_close(&copy);
 		return err;
 	}
 	while (!err) {
@@ -268,7 +267,7 @@ static int read_content(struct reading *reading, int fd, const struct stat *stat
 	    (after.st_size != stat->st_size || after.st_mtim.tv_sec != stat->st_mtim.tv_sec ||
 	     after.st_mtim.tv_nsec != stat->st_mtim.tv_nsec))
 		err = error_set(reading->error, -EAGAIN, "it was changed while it was read");
-	return err ? err : reading->sink->ops->end(reading->sink, reading->error);
+	return err ?: reading->sink->ops->end(reading->sink, reading->error);
 }
 
 static struct model_stat stat_of(const struct stat *stat)
@@ -339,8 +338,7 @@ static int descend(struct reading *reading, int fd, const char *name, uint32_t i
 	}
 	level = &reading->levels[reading->depth++];
 	*level = (struct level){ .inode = inode, .dev = stat->st_dev, .ino = stat->st_ino };
-	if (reading->fd >= 0)
-		close(reading->fd);
+	cleanup_close(&reading->fd);
 	reading->fd = fd;
 	err = list_names(reading, level);
 	return err ? failed(reading, err, ".", "reading the directory") : 0;
@@ -436,8 +434,7 @@ static void reading_deinit(struct reading *reading)
 	while (reading->depth)
 		level_deinit(&reading->levels[--reading->depth]);
 	free(reading->levels);
-	if (reading->fd >= 0)
-		close(reading->fd);
+	cleanup_close(&reading->fd);
 	pool_deinit(&reading->linked);
 	index_deinit(&reading->by_file);
 	free(reading->buffer);
@@ -461,7 +458,7 @@ static int read_top(struct reading *reading, const char *path)
 	err = place_inode(&reading->placement, &top, &attributes, &inode, reading->error);
 	if (!err)
 		err = read_attributes(reading, fd, ".", inode);
-	return err ? err : descend(reading, take_fd(&fd), path, inode, &stat);
+	return err ?: descend(reading, take_fd(&fd), path, inode, &stat);
 }
 
 int source_read_directory(struct model *model, struct content_sink *sink,

@@ -243,7 +243,7 @@ static int take_content(struct reading *reading, uint32_t inode)
 	err = reading->sink->ops->begin(reading->sink, inode, (uint64_t)bytes, reading->error);
 	if (!err)
 		err = hand_on(reading, (uint64_t)bytes);
-	return err ? err : reading->sink->ops->end(reading->sink, reading->error);
+	return err ?: reading->sink->ops->end(reading->sink, reading->error);
 }
 
 static int take_hard_link(struct reading *reading, const struct place *place, const char *target)

@@ -25,7 +25,7 @@ static int open_nameless(const char *directory)
 	ret = outfile_open(&file, path, false);
 	fd = take_fd(&file.fd);
 	outfile_close(&file);
-	return ret ? ret : fd;
+	return ret ?: fd;
 }
 
 int spool_open(struct spool *spool, const char *directory)
@@ -45,8 +45,7 @@ int spool_open(struct spool *spool, const char *directory)
 
 void spool_close(struct spool *spool)
 {
-	if (spool->fd >= 0)
-		close(spool->fd);
+	cleanup_close(&spool->fd);
 	free(spool->buffer);
 	*spool = SPOOL_CLOSED;
 }

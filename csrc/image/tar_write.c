@@ -259,7 +259,7 @@ static int put_records(struct tar_writer *writer)
 	ret = put_header(writer, &header);
 	if (!ret)
 		ret = put(writer, writer->records, writer->record_bytes);
-	return ret ? ret : pad(writer, writer->record_bytes);
+	return ret ?: pad(writer, writer->record_bytes);
 }
 
 static char type_of(const struct tree_entry *entry)
@@ -342,7 +342,6 @@ static int each_number(struct tar_writer *writer, const struct tree_entry *entry
 
 static int count_line(struct tar_writer *writer, uint64_t number, uint64_t *bytes)
 {
-	(void)writer;
 	*bytes += digits(number) + 1;
 	return 0;
 }
@@ -364,7 +363,7 @@ static int add_sparse(struct tar_writer *writer, const char *path, const struct 
 		ret = add_text(writer, "GNU.sparse.minor", "0");
 	if (!ret)
 		ret = add_text(writer, "GNU.sparse.name", path);
-	return ret ? ret : add_number(writer, "GNU.sparse.realsize", entry->bytes);
+	return ret ?: add_number(writer, "GNU.sparse.realsize", entry->bytes);
 }
 
 /* ---- The visitor ---- */
@@ -383,7 +382,7 @@ static int put_map(struct tar_writer *writer, const struct tree_entry *entry)
 	uint64_t bytes = 0;
 	int ret = each_number(writer, entry, put_line, &bytes);
 
-	return ret ? ret : pad(writer, bytes);
+	return ret ?: pad(writer, bytes);
 }
 
 static int put_entry(struct tar_writer *writer, const struct tree_entry *entry, const char *path)
@@ -459,7 +458,6 @@ static int visit_data(struct tree_visitor *visitor, uint64_t offset, const void 
 {
 	struct tar_writer *writer = writer_of(visitor);
 
-	(void)offset;
 	writer->written_bytes += bytes;
 	return put(writer, data, bytes);
 }
@@ -468,7 +466,6 @@ static int visit_end(struct tree_visitor *visitor, const struct tree_entry *entr
 {
 	struct tar_writer *writer = writer_of(visitor);
 
-	(void)entry;
 	return pad(writer, writer->written_bytes);
 }
 

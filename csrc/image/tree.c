@@ -398,7 +398,7 @@ static int take_items(struct reading *reading, uint64_t inode, uint64_t parent,
 			err = check_parent(reading, parent, name, text, &found);
 	}
 	if (err || ret < 0)
-		return err ? err : ret;
+		return err ?: ret;
 	if (is_below && !found)
 		return reader_fail(reading->reader, -EUCLEAN, "a directory has no name");
 	set_attributes(reading, entry);

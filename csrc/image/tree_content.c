@@ -131,7 +131,7 @@ static int check_piece(struct cursor *cursor, struct piece *piece)
 	if (disk.type != FILE_EXTENT_REGULAR && disk.type != FILE_EXTENT_PREALLOC)
 		return cursor_fail(cursor, "an extent of type %u", disk.type);
 	ret = cursor_copy(cursor, &disk, sizeof(disk));
-	return ret ? ret : check_regular(cursor, &disk, piece);
+	return ret ?: check_regular(cursor, &disk, piece);
 }
 
 /* Goes on to the file's next extent. Returns 1, 0 when there is none, or a negative errno. */

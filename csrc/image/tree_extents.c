@@ -45,8 +45,6 @@ static int visit_extent(struct tree_visitor *visitor, const struct tree_entry *e
 
 static int visit_end(struct tree_visitor *visitor, const struct tree_entry *entry)
 {
-	(void)visitor;
-	(void)entry;
 	return 0;
 }
 

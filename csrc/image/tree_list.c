@@ -162,12 +162,11 @@ static int visit_end(struct tree_visitor *visitor, const struct tree_entry *entr
 	struct tree_lister *lister = lister_of(visitor);
 	int ret = 0;
 
-	(void)entry;
 	if (lister->has_content)
 		ret = put_digest(lister);
 	else
 		fputs("\t-", lister->out);
-	return ret ? ret : put_end(lister);
+	return ret ?: put_end(lister);
 }
 
 int tree_lister_init(struct tree_lister *lister, FILE *out, struct error *error)

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/array.h"
+#include "base/cleanup.h"
 #include "base/list.h"
 #include "image/emit.h"
 #include "image/source.h"
@@ -197,8 +198,7 @@ static int enter(struct tree_maker *maker, const struct tree_entry *entry, const
 				 openat(maker->directory, name, DIRECTORY_FLAGS);
 	if (fd < 0)
 		return failed(maker, entry->path, "open it");
-	if (maker->directory >= 0)
-		close(maker->directory);
+	cleanup_close(&maker->directory);
 	maker->directory = fd;
 	return 0;
 }
@@ -459,10 +459,8 @@ void tree_maker_deinit(struct tree_maker *maker)
 	while (maker->depth)
 		free(maker->stack[--maker->depth].attributes);
 	free(maker->stack);
-	if (maker->directory >= 0)
-		close(maker->directory);
-	if (maker->file >= 0)
-		close(maker->file);
+	cleanup_close(&maker->directory);
+	cleanup_close(&maker->file);
 }
 
 int tree_maker_finish(struct tree_maker *maker)

@@ -112,7 +112,6 @@ static int coded_space(struct run *run, struct iovec *parts, int room)
 {
 	struct coded_run *coded = coded_of(run);
 
-	(void)room;
 	parts->iov_base = coded->coded + coded->filled;
 	parts->iov_len = coded->until - coded->filled;
 	return 1;

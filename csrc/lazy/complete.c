@@ -305,7 +305,6 @@ static void take_begin(struct core *core, struct completion *completion)
 	struct complete *complete = container_of(completion, struct complete, begin);
 	bool is_done = relaxed_load(&complete->state) == COMPLETE_DONE;
 
-	(void)core;
 	if (is_done && map_count(complete->map) == complete->mappings &&
 	    ++complete->looks < RECOUNT_S / LOOK_S) {
 		look_later(complete, LOOK_S);
@@ -319,7 +318,6 @@ static void take_start(struct core *core, struct completion *completion)
 {
 	struct complete *complete = container_of(completion, struct complete, begin);
 
-	(void)core;
 	complete->begin.take = take_begin;
 	look_later(complete, BEGIN_S);
 }

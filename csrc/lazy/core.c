@@ -37,7 +37,6 @@ static void job_ended(struct core *core, struct completion *completion)
 {
 	struct pool_job *job = container_of(completion, struct pool_job, ended);
 
-	(void)core;
 	job->done(job);
 }
 

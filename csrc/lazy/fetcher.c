@@ -100,7 +100,6 @@ static void try_to_end(struct server_fetcher *fetcher)
 
 static void do_nothing(uv_idle_t *has_more)
 {
-	(void)has_more;
 }
 
 static void step(struct server_fetcher *fetcher)
@@ -147,8 +146,6 @@ static void on_wake(uv_poll_t *wake, int status, int events)
 	struct core *core = &fetcher->core;
 	bool stopping;
 
-	(void)status;
-	(void)events;
 	/* First, so that later messages wake the loop again. */
 	if (!fetcher->edges)
 		settle_wake(fetcher);

@@ -109,7 +109,7 @@ static int add_process(json_t *stats, const struct core *core)
 		err = set(process, "started", &counts->started);
 	if (!err)
 		err = set(process, "died", &counts->died);
-	return err ? err : set(process, "failed", &counts->failed);
+	return err ?: set(process, "failed", &counts->failed);
 }
 
 static int add_disk_errors(json_t *stats, const struct core *core)

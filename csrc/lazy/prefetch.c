@@ -117,7 +117,6 @@ static void failed(struct subscription *subscription, int err)
 	struct prefetch *run =
 		container_of(subscription, struct prefetch_unit, subscription)->prefetch;
 
-	(void)err;
 	run->under_way--;
 	run->plan.room.bytes += cache_room_of(subscription->unit->length);
 	relaxed_add(&run->failed_units, 1);
@@ -263,7 +262,6 @@ static void timer_expired(struct timer *timer)
 
 static void take_news(struct core *core, struct completion *completion)
 {
-	(void)core;
 	step(container_of(completion, struct prefetch, news));
 }
 
@@ -277,7 +275,6 @@ static void woken(struct core *core, struct completion *completion)
 {
 	struct wake_up *wake_up = container_of(completion, struct wake_up, sent);
 
-	(void)core;
 	step(wake_up->prefetch);
 	free(wake_up);
 }

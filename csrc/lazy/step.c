@@ -19,7 +19,6 @@ static void take_unit(struct core *core, struct completion *completion)
 {
 	struct unit *unit = container_of(completion, struct unit, news);
 
-	(void)core;
 	switch (unit->state) {
 	case UNIT_WANTED:
 		if (!list_is_empty(&unit->subscriptions))
@@ -52,7 +51,6 @@ static void take_run(struct core *core, struct completion *completion)
 {
 	struct run *run = container_of(completion, struct run, news);
 
-	(void)core;
 	if (run->is_over)
 		attempt_over(run);
 	else

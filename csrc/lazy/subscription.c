@@ -68,14 +68,10 @@ void subscription_end(struct subscription *subscription)
 
 static void ahead_is_right(struct subscription *subscription, const struct unit *unit)
 {
-	(void)subscription;
-	(void)unit;
 }
 
 static void ahead_failed(struct subscription *subscription, int err)
 {
-	(void)subscription;
-	(void)err;
 }
 
 static const struct subscription_ops ahead_ops = {

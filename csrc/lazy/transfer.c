@@ -68,8 +68,6 @@ static curl_socket_t open_socket(void *owner, curlsocktype purpose, struct curl_
 	const unsigned most_ms = UNACKNOWLEDGED_MS;
 	curl_socket_t made;
 
-	(void)owner;
-	(void)purpose;
 	made = socket(address->family, address->socktype | SOCK_CLOEXEC, address->protocol);
 	if (made >= 0)
 		setsockopt(made, IPPROTO_TCP, TCP_USER_TIMEOUT, &most_ms, sizeof(most_ms));
@@ -245,7 +243,6 @@ static int on_socket(CURL *easy, curl_socket_t fd, int what, void *owner, void *
 	struct watch *watch = watched;
 	int events = 0;
 
-	(void)easy;
 	if (what == CURL_POLL_REMOVE)
 		return stop_watching(transfers, watch);
 	if (!watch)
@@ -263,7 +260,6 @@ static int on_timeout_change(CURLM *multi, long timeout_ms, void *owner)
 {
 	struct transfers *transfers = owner;
 
-	(void)multi;
 	if (timeout_ms < 0)
 		return uv_timer_stop(&transfers->timer);
 	/* Use the timer even for 0, because libcurl must not be entered from here. */

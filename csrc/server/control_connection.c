@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/cleanup.h"
+#include "base/clock.h"
 #include "base/json_text.h"
 #include "server/control_pool.h"
 
@@ -22,14 +22,6 @@ enum {
 	 */
 	RECEIVE_BYTES = 16 << 10,
 };
-
-static uint64_t now_ms(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
 
 int control_init(struct control_connection *connection, int fd, struct control_pool *pool,
 		 int wait_ms)
@@ -44,7 +36,7 @@ int control_init(struct control_connection *connection, int fd, struct control_p
 		.wait_left_ms = wait_ms,
 		.passed_fd = -1,
 		.allowance = REQUESTS_AT_ONCE,
-		.allowed_ms = now_ms(),
+		.allowed_ms = clock_now_ms(),
 	};
 	if (fd >= 0 && getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &bytes))
 		return -errno;
@@ -53,8 +45,7 @@ int control_init(struct control_connection *connection, int fd, struct control_p
 
 static void forget_passed_fd(struct control_connection *connection)
 {
-	if (connection->passed_fd >= 0)
-		close(connection->passed_fd);
+	cleanup_close(&connection->passed_fd);
 	connection->passed_fd = -1;
 }
 
@@ -73,8 +64,7 @@ void control_deinit(struct control_connection *connection)
 	connection->job = NULL;
 	forget_passed_fd(connection);
 	free_line(connection);
-	if (connection->fd >= 0)
-		close(connection->fd);
+	cleanup_close(&connection->fd);
 	connection->fd = -1;
 }
 
@@ -82,12 +72,12 @@ void control_deinit(struct control_connection *connection)
 static int wait_for_room(struct control_connection *connection)
 {
 	struct pollfd room = { .fd = connection->fd, .events = POLLOUT };
-	uint64_t begin_ms = now_ms(), waited_ms;
+	uint64_t begin_ms = clock_now_ms(), waited_ms;
 	int found = poll(&room, 1, connection->wait_left_ms);
 
 	if (found < 0)
 		return errno == EINTR ? 0 : -errno;
-	waited_ms = now_ms() - begin_ms;
+	waited_ms = clock_now_ms() - begin_ms;
 	if (waited_ms > (uint64_t)connection->wait_left_ms)
 		waited_ms = (uint64_t)connection->wait_left_ms;
 	connection->wait_left_ms -= (int)waited_ms;
@@ -120,7 +110,7 @@ static int send_line(struct control_connection *connection, const char *line)
 {
 	int err = send_full(connection, line, strlen(line));
 
-	return err ? err : send_full(connection, "\n", 1);
+	return err ?: send_full(connection, "\n", 1);
 }
 
 int control_send(struct control_connection *connection, json_t *message)
@@ -137,7 +127,8 @@ int control_send(struct control_connection *connection, json_t *message)
 /* Returns how many requests may come now. At most REQUESTS_AT_ONCE are saved up. */
 static int64_t allowance(struct control_connection *connection)
 {
-	uint64_t now = now_ms(), more = (now - connection->allowed_ms) * REQUESTS_PER_S / 1000;
+	uint64_t now = clock_now_ms(),
+		 more = (now - connection->allowed_ms) * REQUESTS_PER_S / 1000;
 
 	if (more) {
 		connection->allowance += (int64_t)more;

@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/cleanup.h"
 #include "base/json_text.h"
 #include "base/message.h"
 #include "lazy/worker_pool.h"
@@ -252,8 +253,7 @@ void control_job_free(struct control_job *job)
 {
 	if (!job)
 		return;
-	if (job->call.fd >= 0)
-		close(job->call.fd);
+	cleanup_close(&job->call.fd);
 	json_decref(job->call.message);
 	json_decref(job->reply);
 	free(job->line);

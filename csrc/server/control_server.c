@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/message.h"
 
 enum {
@@ -16,14 +16,6 @@ enum {
 	SILENT_MS = 10 * 1000,
 	ACCEPT_PAUSE_MS = 1000, /* after a failure that may pass, such as EMFILE */
 };
-
-static uint64_t now_ms(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
 
 static void drop(struct control_client *client)
 {
@@ -102,7 +94,7 @@ static void refuse(int fd, const char *why)
 static void take_client(struct control_server *server, int fd)
 {
 	struct control_client *place;
-	uint64_t now = now_ms();
+	uint64_t now = clock_now_ms();
 	char text[80];
 
 	if (!is_allowed(fd)) {
@@ -135,13 +127,13 @@ static void accept_client(struct control_server *server)
 	if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED)
 		return;
 	msg_warning("cannot accept a control client: %s", strerror(errno));
-	server->accept_again_ms = now_ms() + ACCEPT_PAUSE_MS;
+	server->accept_again_ms = clock_now_ms() + ACCEPT_PAUSE_MS;
 }
 
 int control_server_prepare(struct control_server *server,
 			   struct pollfd fds[static CONTROL_POLL_FDS])
 {
-	bool paused = server->accept_again_ms && now_ms() < server->accept_again_ms;
+	bool paused = server->accept_again_ms && clock_now_ms() < server->accept_again_ms;
 	int wait_ms = paused ? ACCEPT_PAUSE_MS : -1;
 
 	fds[0] = (struct pollfd){ .fd = paused ? -1 : server->fd, .events = POLLIN };
@@ -173,7 +165,7 @@ enum control_action control_server_finish(struct control_server *server,
 
 		if (client->connection.job != job)
 			continue;
-		client->last_ms = now_ms();
+		client->last_ms = clock_now_ms();
 		return settle(client, control_finish(&client->connection, subject));
 	}
 	return CONTROL_GONE;
@@ -190,7 +182,7 @@ enum control_action control_server_serve(struct control_server *server,
 
 		if (fds[1 + i].fd < 0 || !fds[1 + i].revents)
 			continue;
-		client->last_ms = now_ms();
+		client->last_ms = clock_now_ms();
 		action = settle(client, control_receive(&client->connection, subject));
 	}
 	/* Do this last: a new client may get the place of one that `fds` still refers to. */

@@ -124,7 +124,7 @@ static int load_segment(json_t *keys, struct segment *segment, uint64_t expected
 		return err;
 	if (segment->ops->parse)
 		err = segment->ops->parse(segment, keys, error);
-	return err ? err : keys_refuse_unknown(keys, error);
+	return err ?: keys_refuse_unknown(keys, error);
 }
 
 static int load_segments(json_t *list, struct engine *engine, struct error *error)

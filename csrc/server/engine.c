@@ -340,8 +340,6 @@ static int take_messages(struct segment *segment, struct io *messages_io, int cq
 	struct worker *worker = container_of(messages_io, struct worker, messages_io);
 	struct message *message;
 
-	(void)segment;
-	(void)cqe_result;
 	worker->messages_armed = false;
 	message = message_queue_take(&worker->messages);
 	while (message) {

@@ -82,7 +82,7 @@ int lifetime_announce(struct lifetime *lifetime)
 	lifetime->subject.frontend = frontend;
 	lifetime->subject.ready = ready;
 	clock_gettime(CLOCK_BOOTTIME, &lifetime->subject.started);
-	return err ? err : tell(lifetime, json_incref(ready));
+	return err ?: tell(lifetime, json_incref(ready));
 }
 
 static bool is_in_use(struct frontend *frontend)

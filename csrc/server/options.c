@@ -161,7 +161,6 @@ static int take_via(const char *text, struct server_options *options)
 	int err = rules ? via_rules_set(VIA_OF_HOST, rules, &error) :
 			  error_set(&error, -EINVAL, "it is no JSON");
 
-	(void)options;
 	json_decref(rules);
 	if (err)
 		msg_error("--via: %s", error.text);
@@ -194,8 +193,6 @@ static int take_no_feature(const char *text, struct server_options *options)
 
 static int take_verbose(const char *text, struct server_options *options)
 {
-	(void)text;
-	(void)options;
 	message_set_verbose(true);
 	return 0;
 }
@@ -204,8 +201,6 @@ static int take_help(const char *text, struct server_options *options);
 
 static int take_version(const char *text, struct server_options *options)
 {
-	(void)text;
-	(void)options;
 	exit(print_version());
 }
 
@@ -325,8 +320,6 @@ static void print_row(const struct row *row)
 
 static int take_help(const char *text, struct server_options *options)
 {
-	(void)text;
-	(void)options;
 	fputs(help_head, stdout);
 	for (unsigned i = 0; i < ROW_COUNT; i++)
 		print_row(&table[i]);

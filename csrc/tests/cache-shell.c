@@ -24,6 +24,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/fileio.h"
 #include "base/message.h"
 #include "lazy/cache/admin.h"
@@ -122,6 +123,7 @@ static void *work(void *argument)
 	struct worker *worker = argument;
 
 	while (cache_now_ns() < worker->until_ns) {
+	while (!ends && clock_now_ns() < worker->until_ns) {
 		const struct source *source = &sources[next(worker) % SOURCES];
 		uint64_t units, unit;
 		const char *answer;
@@ -155,7 +157,7 @@ static void stress(unsigned seconds, unsigned threads)
 
 	for (unsigned i = 0; i < threads; i++) {
 		workers[i].random = (uint64_t)getpid() << 8 | (i + 1);
-		workers[i].until_ns = cache_now_ns() + seconds * 1000000000ull;
+		workers[i].until_ns = clock_now_ns() + seconds * 1000000000ull;
 		pthread_create(&workers[i].thread, NULL, work, &workers[i]);
 	}
 	for (unsigned i = 0; i < threads; i++) {

@@ -89,5 +89,5 @@ int open_exclusive(const char *path)
 		return msg_fail(-EBUSY, "%s is locked by another process", path);
 	}
 	ret = S_ISREG(after.st_mode) ? loops_each(check_loop, &(struct image){ path, &after }) : 0;
-	return ret ? ret : take_fd(&fd);
+	return ret ?: take_fd(&fd);
 }

@@ -104,7 +104,6 @@ static void leave(void)
 
 static void job_finished(struct worker_pool *pool, struct pool_job *job)
 {
-	(void)pool;
 	if (message_queue_put(&jobs_done, &job->ended.message))
 		uv_async_send(&jobs_wake);
 }
@@ -113,7 +112,6 @@ static void on_jobs(uv_async_t *wake)
 {
 	struct message *message = message_queue_take(&jobs_done);
 
-	(void)wake;
 	while (message) {
 		struct pool_job *job = container_of(message, struct pool_job, ended.message);
 
@@ -124,7 +122,6 @@ static void on_jobs(uv_async_t *wake)
 
 static void submit(struct fetcher *fetcher, struct pool_job *job)
 {
-	(void)fetcher;
 	/* Fewer do as well, where their number is limited. */
 	for (unsigned count = WORKERS; !workers_run; count /= 2) {
 		if (!count)
@@ -136,7 +133,6 @@ static void submit(struct fetcher *fetcher, struct pool_job *job)
 
 static bool cancel(struct fetcher *fetcher, struct pool_job *job)
 {
-	(void)fetcher;
 	return worker_pool_cancel(&workers, job);
 }
 
@@ -299,13 +295,11 @@ static void flush(void)
 
 static void on_waited(uv_check_t *check)
 {
-	(void)check;
 	flush();
 }
 
 static void before_wait(uv_prepare_t *prepare)
 {
-	(void)prepare;
 	flush();
 }
 
@@ -476,7 +470,6 @@ static void tell_token(struct fetcher *fetcher, struct remote *remote, const cha
 	const struct channel_token body = { until_ns, remote->number, refused };
 	const char *const texts[] = { token ?: "", why ?: "", NULL };
 
-	(void)fetcher;
 	for (const char *c = texts[0]; *c; c++) {
 		if (*c <= ' ' || *c == 127)
 			return;
@@ -487,7 +480,6 @@ static void tell_token(struct fetcher *fetcher, struct remote *remote, const cha
 
 static void on_requests(uv_async_t *wake)
 {
-	(void)wake;
 	pthread_mutex_lock(&lock);
 	for (struct link *link = requests.next; link != &requests; link = link->next) {
 		struct login_request *request = container_of(link, struct login_request, link);
@@ -587,7 +579,6 @@ static void on_stream(uv_poll_t *poll, int status, int events)
 	const uint8_t *body;
 	int err = status < 0 ? status : 0;
 
-	(void)poll;
 	if (!err && events & UV_READABLE)
 		err = channel_receive(&channel);
 	if (err && err != -EAGAIN)

@@ -19,6 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/cleanup.h"
 #include "base/clock.h"
 #include "base/message.h"
 
@@ -132,7 +133,6 @@ static void hold(const struct keeper *keeper)
 
 static void on_alarm(int signum)
 {
-	(void)signum;
 }
 
 /*
@@ -160,7 +160,7 @@ static int wait_for_lock(const struct keeper *keeper)
 	setitimer(ITIMER_REAL, &never, NULL);
 	if (err)
 		close(fd);
-	return err ? err : fd;
+	return err ?: fd;
 }
 
 static pid_t start(const struct keeper *keeper, int lock_fd)
@@ -195,8 +195,7 @@ static int run_command(const struct keeper *keeper)
 	if (keeper->lock && lock_fd < 0)
 		return msg_fail(-1, "cannot lock %s: %s", keeper->lock, strerror(-lock_fd));
 	child = start(keeper, lock_fd);
-	if (lock_fd >= 0)
-		close(lock_fd); /* only the child has the lock now */
+	cleanup_close(&lock_fd); /* only the child has the lock now */
 	if (child < 0)
 		return msg_fail(-1, "cannot start another supervisor: %s", strerror(errno));
 	while (waitpid(child, &status, 0) < 0) {

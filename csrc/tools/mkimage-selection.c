@@ -91,7 +91,7 @@ static int take_origins(struct writing *writing, struct data *data)
 			ret = take_origin(writing, &origins[i]);
 		done += count;
 	}
-	return ret ? ret : flush(writing);
+	return ret ?: flush(writing);
 }
 
 static int write_head(struct writing *writing, uint64_t units)

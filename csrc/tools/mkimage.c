@@ -118,7 +118,7 @@ static int open_image(struct job *job)
 
 	if (!ret)
 		ret = data_open(&job->data, &data, &job->model, &job->error);
-	return ret ? ret : emit_open(&job->emit, &emit, &job->error);
+	return ret ?: emit_open(&job->emit, &emit, &job->error);
 }
 
 /*

@@ -73,7 +73,7 @@ static int write_extents(struct reader *reader, uint64_t subvolume, struct error
 
 	extent_lister_init(&lister, stdout, error);
 	ret = tree_read(reader, subvolume, &lister.visitor, error);
-	return ret ? ret : extent_lister_finish(&lister);
+	return ret ?: extent_lister_finish(&lister);
 }
 
 static const struct form {

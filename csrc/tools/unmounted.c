@@ -83,5 +83,5 @@ int open_unmounted(const char *path)
 		return ret;
 	}
 	ret = S_ISREG(st.st_mode) ? loops_each(check_loop, &(struct image){ path, &st }) : 0;
-	return ret ? ret : take_fd(&fd);
+	return ret ?: take_fd(&fd);
 }

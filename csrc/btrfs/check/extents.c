@@ -214,7 +214,7 @@ static int read_extent(struct check *check, struct cursor *cursor)
 	ret = check_place(check, cursor, &used);
 	if (!ret)
 		ret = add_used(check, &used);
-	return ret ? ret : read_inline_refs(check, cursor, at);
+	return ret ?: read_inline_refs(check, cursor, at);
 }
 
 static int read_item(struct check *check, struct cursor *cursor)

@@ -272,5 +272,5 @@ int check_space(struct check *check)
 				   KERNEL_CHUNK_BYTES_MAX);
 	}
 	ret = check_dev_extents(check);
-	return ret ? ret : check_block_groups(check);
+	return ret ?: check_block_groups(check);
 }

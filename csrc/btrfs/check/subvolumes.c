@@ -131,7 +131,7 @@ static int check_one(struct check *check, struct cursor *roots)
 	if (ret)
 		return check_damage(check, RULE_SUBVOLUME, ret);
 	ret = check_reference(check, &place);
-	return ret ? ret : check_entries(check, &place);
+	return ret ?: check_entries(check, &place);
 }
 
 int check_subvolumes(struct check *check)

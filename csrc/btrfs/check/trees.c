@@ -122,7 +122,6 @@ static int damaged(struct walk *walk, const struct block_expect *expect, int err
 {
 	struct check *check = walk->context;
 
-	(void)expect;
 	check->refs_known = false;
 	return check_damage(check, RULE_TREE, error_number);
 }
@@ -138,7 +137,7 @@ static int walk_tree(struct check *check, const struct block_expect *root)
 	};
 	int ret = add_pointer(check, root, false, root->tree);
 
-	return ret ? ret : tree_walk(&walk, root);
+	return ret ?: tree_walk(&walk, root);
 }
 
 static int walk_root_item(struct check *check, struct cursor *cursor)

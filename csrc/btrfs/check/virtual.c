@@ -68,7 +68,7 @@ static int check_name(struct check *check, struct cursor *cursor)
 	struct key by_index = { file->parent, KEY_DIR_INDEX, file->name_index };
 	int ret = check_entry(check, cursor, &by_hash);
 
-	return ret ? ret : check_entry(check, cursor, &by_index);
+	return ret ?: check_entry(check, cursor, &by_index);
 }
 
 struct extent_pass {
@@ -306,5 +306,5 @@ int check_virtual_file(struct check *check)
 	cursor_init(&cursor, check->reader, &root);
 	check_inode(check);
 	ret = check_name(check, &cursor);
-	return ret ? ret : check_extents(check, &cursor);
+	return ret ?: check_extents(check, &cursor);
 }

@@ -266,8 +266,7 @@ int cache_admin_pin(struct cache *cache, const char *key, bool pinned, struct er
 	if (pinned) {
 		fd = openat(cache->dir_fd, pin, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
 		err = fd < 0 ? -errno : 0;
-		if (fd >= 0)
-			close(fd);
+		cleanup_close(&fd);
 	} else if (unlinkat(cache->dir_fd, pin, 0) && errno != ENOENT) {
 		err = -errno;
 	}

@@ -60,7 +60,7 @@ static int64_t change_group(struct cache_object *object, const uint64_t *units, 
 		words[i] = htole64(words[i]);
 	err = write_bits(object, words, sizeof(words),
 			 group_offset(index) + offsetof(struct cache_group, bits));
-	return err ? err : changed;
+	return err ?: changed;
 }
 
 int64_t object_set_bits(struct cache_object *object, const uint64_t *units, size_t count,
@@ -148,7 +148,7 @@ static int64_t evict_locked(struct cache_object *object, const uint64_t *units, 
 		err = -errno;
 	if (!err)
 		err = punch(object, units, count);
-	return err ? err : bytes;
+	return err ?: bytes;
 }
 
 int64_t object_evict(struct cache_object *object, const uint64_t *units, size_t count, bool forced,

@@ -24,14 +24,6 @@ enum {
 	LOCK_WAIT_MS = 100,
 };
 
-uint64_t cache_now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 static int open_directory(const char *path, int *fd, struct error *error)
 {
 	struct stat status;
@@ -175,12 +167,9 @@ void cache_close(struct cache *cache)
 	}
 	contents_free(cache);
 	free(cache->frequency);
-	if (cache->state_fd >= 0)
-		close(cache->state_fd);
-	if (cache->lock_fd >= 0)
-		close(cache->lock_fd);
-	if (cache->dir_fd >= 0)
-		close(cache->dir_fd);
+	cleanup_close(&cache->state_fd);
+	cleanup_close(&cache->lock_fd);
+	cleanup_close(&cache->dir_fd);
 	pthread_cond_destroy(&cache->wake);
 	pthread_cond_destroy(&cache->drained);
 	pthread_mutex_destroy(&cache->frequency_lock);

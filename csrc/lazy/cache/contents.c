@@ -10,6 +10,8 @@
 #include <unistd.h>
 
 #include "base/array.h"
+#include "base/cleanup.h"
+#include "base/clock.h"
 #include "lazy/cache/internal.h"
 
 static bool is_bits(const char *name)
@@ -46,8 +48,7 @@ int contents_read(struct cache *cache)
 
 	if (!directory) {
 		err = -errno;
-		if (fd >= 0)
-			close(fd);
+		cleanup_close(&fd);
 		return err;
 	}
 	contents_free(cache);
@@ -56,7 +57,7 @@ int contents_read(struct cache *cache)
 			err = add_content(cache, entry->d_name);
 	}
 	closedir(directory);
-	cache->contents_read_ns = cache_now_ns();
+	cache->contents_read_ns = clock_now_ns();
 	return err;
 }
 
@@ -116,6 +117,6 @@ int cache_recount(struct cache *cache)
 	}
 	/* NB: add the difference, since other processes add to the sum meanwhile. */
 	cache_add_bytes(cache, (int64_t)(bytes - before));
-	cache->recounted_ns = cache_now_ns();
+	cache->recounted_ns = clock_now_ns();
 	return 0;
 }

@@ -11,6 +11,7 @@
 #include <sys/random.h>
 #include <sys/statvfs.h>
 
+#include "base/clock.h"
 #include "lazy/cache/admin.h"
 #include "lazy/cache/internal.h"
 
@@ -285,11 +286,11 @@ static int64_t evict_some(struct cache *cache, uint64_t target, const struct cac
 		return -ENOMEM;
 	victims->spared = spared;
 	if (getrandom(&victims->random, sizeof(victims->random), GRND_NONBLOCK) < 0)
-		victims->random = cache_now_ns();
+		victims->random = clock_now_ns();
 	victims->random |= 1;
-	if (!cache->contents_read_ns || cache_now_ns() - cache->contents_read_ns > contents_old_ns)
+	if (!cache->contents_read_ns || clock_now_ns() - cache->contents_read_ns > contents_old_ns)
 		err = contents_read(cache);
-	if (!err && cache_now_ns() - cache->recounted_ns > recount_old_ns)
+	if (!err && clock_now_ns() - cache->recounted_ns > recount_old_ns)
 		err = cache_recount(cache);
 	if (err) {
 		free(victims);
@@ -306,7 +307,7 @@ static int64_t evict_some(struct cache *cache, uint64_t target, const struct cac
 	/* If nothing was found, the sum or the list of contents is wrong. */
 	if (!evicted)
 		err = cache_recount(cache);
-	return err ? err : evicted;
+	return err ?: evicted;
 }
 
 static uint64_t over_cap(struct cache *cache, uint64_t bytes)
@@ -361,9 +362,9 @@ static int make_room(struct cache *cache, uint64_t bytes, bool disk_full)
 		return 0;
 	/* Some file systems free space late. Do not evict everything meanwhile. */
 	if (cache->reserve_evicted_ns &&
-	    cache_now_ns() - cache->reserve_evicted_ns < reserve_pause_ns)
+	    clock_now_ns() - cache->reserve_evicted_ns < reserve_pause_ns)
 		return -ENOSPC;
-	cache->reserve_evicted_ns = cache_now_ns();
+	cache->reserve_evicted_ns = clock_now_ns();
 	evicted = evict_some(cache, batch_bytes(cache, below), NULL);
 	if (evicted < 0)
 		return (int)evicted;
@@ -379,7 +380,7 @@ int cache_make_room(struct cache *cache, uint64_t bytes, bool disk_full)
 	for (unsigned attempt = 0; attempt < 2; attempt++) {
 		if (!disk_full && !over_cap(cache, bytes) && !below_reserve(cache, bytes))
 			return 0;
-		if (cache_now_ns() < __atomic_load_n(&cache->full_until_ns, __ATOMIC_RELAXED))
+		if (clock_now_ns() < __atomic_load_n(&cache->full_until_ns, __ATOMIC_RELAXED))
 			return -ENOSPC;
 		/*
 		 * Units on their way to the disk cannot be evicted; units in use would be instead.
@@ -395,7 +396,7 @@ int cache_make_room(struct cache *cache, uint64_t bytes, bool disk_full)
 			return err;
 		cache_sync(cache);
 	}
-	__atomic_store_n(&cache->full_until_ns, cache_now_ns() + full_pause_ns, __ATOMIC_RELAXED);
+	__atomic_store_n(&cache->full_until_ns, clock_now_ns() + full_pause_ns, __ATOMIC_RELAXED);
 	return err;
 }
 

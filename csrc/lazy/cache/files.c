@@ -213,10 +213,8 @@ static int make_files(struct cache *cache, const char *name, const uint8_t *key,
 
 static void close_files(struct content_files *files)
 {
-	if (files->data_fd >= 0)
-		close(files->data_fd);
-	if (files->bits_fd >= 0)
-		close(files->bits_fd);
+	cleanup_close(&files->data_fd);
+	cleanup_close(&files->bits_fd);
 	files->data_fd = files->bits_fd = -1;
 }
 

@@ -63,7 +63,6 @@ static void on_sigbus(int number, siginfo_t *info, void *context)
 {
 	int error = errno;
 
-	(void)context;
 	/* Not our address: restore the former action and return, and the signal comes again. */
 	if (!replace((uintptr_t)info->si_addr))
 		sigaction(number, &before, NULL);

@@ -353,8 +353,6 @@ bool content_is_pinned(struct cache *cache, const char *name);
 /* Counts all cached units again. */
 int cache_recount(struct cache *cache);
 
-uint64_t cache_now_ns(void);
-
 /* state.c. Wrong sums are corrected when units are counted again. */
 int state_open(struct cache *cache, struct error *error);
 int state_lock(struct cache *cache);

@@ -8,6 +8,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "lazy/cache/internal.h"
 
 enum { STEP_US = 1000 };
@@ -47,18 +48,18 @@ int cache_lock(struct cache *cache)
 	struct error error = {};
 	int err = lock_both(&cache->lock, cache->lock_fd);
 
-	return err ? err : have_state(cache, &error);
+	return err ?: have_state(cache, &error);
 }
 
 int cache_lock_soon(struct cache *cache, unsigned ms, struct error *error)
 {
-	uint64_t until_ns = cache_now_ns() + ms * 1000000ull;
+	uint64_t until_ns = clock_now_ns() + ms * 1000000ull;
 	int err;
 
 	pthread_mutex_lock(&cache->lock);
 	while (flock(cache->lock_fd, LOCK_EX | LOCK_NB)) {
 		err = -errno;
-		if (err == -EWOULDBLOCK && cache_now_ns() < until_ns) {
+		if (err == -EWOULDBLOCK && clock_now_ns() < until_ns) {
 			usleep(STEP_US);
 			continue;
 		}

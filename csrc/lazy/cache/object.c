@@ -293,7 +293,7 @@ static int write_with_sums(const struct cache_object *object, uint64_t unit, con
 {
 	int err = pwrite_full(object->data_fd, data, length, object_place(object, unit));
 
-	return err ? err : sums_write(object, unit, data, length);
+	return err ?: sums_write(object, unit, data, length);
 }
 
 static int write_unit(struct cache_object *object, uint64_t unit, const uint8_t *data,

@@ -325,7 +325,7 @@ static bool wait_until(struct cache *cache, uint64_t ns)
 
 static void gather(struct cache *cache)
 {
-	uint64_t until = cache_now_ns() + GATHER_MS * 1000000ull;
+	uint64_t until = clock_now_ns() + GATHER_MS * 1000000ull;
 
 	while (!cache->stop && !cache->waiting && cache->pending_bytes < FULL_BYTES &&
 	       cache->pending_count < MOST_SLOTS && wait_until(cache, until))
@@ -336,7 +336,7 @@ static void *pending_main(void *argument)
 {
 	struct cache *cache = argument;
 	struct batch *batch = cache->batch;
-	uint64_t swept = cache_now_ns();
+	uint64_t swept = clock_now_ns();
 	unsigned pause_ms = SWEEP_MS;
 
 	lazy_thread_init("cache", CONFINE_FETCH);
@@ -357,7 +357,7 @@ static void *pending_main(void *argument)
 			cache_keep_room(cache);
 			pthread_mutex_lock(&cache->pending_lock);
 		}
-		due = cache_now_ns() >= swept + pause_ms * 1000000ull;
+		due = clock_now_ns() >= swept + pause_ms * 1000000ull;
 		if (!due)
 			continue;
 		pthread_mutex_unlock(&cache->pending_lock);
@@ -367,7 +367,7 @@ static void *pending_main(void *argument)
 			pause_ms = SWEEP_MS;
 		else if (pause_ms < SWEEP_IDLE_MS)
 			pause_ms *= 2;
-		swept = cache_now_ns();
+		swept = clock_now_ns();
 		pthread_mutex_lock(&cache->pending_lock);
 	}
 	pthread_mutex_unlock(&cache->pending_lock);

@@ -69,7 +69,7 @@ static int take_pair(struct docker_login *login, const char *user, const char *s
 	if (!strcmp(user, token_user))
 		return copy(&login->identity_token, secret, error);
 	err = copy(&login->user, user, error);
-	return err ? err : copy(&login->password, secret, error);
+	return err ?: copy(&login->password, secret, error);
 }
 
 static int digit_of(char c)

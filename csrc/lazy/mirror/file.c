@@ -118,7 +118,7 @@ static int open_file(struct file_mirror *file, struct stat *status, struct error
 		return error_set(error, -EMEDIUMTYPE, "'%.200s' is not a regular file", file->path);
 	__atomic_store_n(&file->device, status->st_dev, __ATOMIC_RELAXED);
 	err = dependence_check(fd, file->path, error);
-	return err ? err : take_fd(&fd);
+	return err ?: take_fd(&fd);
 }
 
 static int file_probe(struct mirror *mirror, struct mirror_probe *probe, struct error *error)

@@ -60,7 +60,7 @@ static int load_line(const char *path, char **line, struct error *error)
 	_cleanup_(secret_clear) struct secret file = {};
 	int err = secret_read(path, true, &file, error);
 
-	return err ? err : secret_line(path, &file, line, error);
+	return err ?: secret_line(path, &file, line, error);
 }
 
 static int load_token(const char *path, struct login *login, struct error *error)
@@ -117,7 +117,6 @@ static bool http_refused(struct remote *remote, const struct response *response)
 
 static void http_prepare(const struct remote *remote, const struct login *login, CURL *easy)
 {
-	(void)remote;
 	if (!login->user)
 		return;
 	curl_easy_setopt(easy, CURLOPT_HTTPAUTH, (long)CURLAUTH_BASIC);

@@ -30,7 +30,6 @@ static void memset_compute(const struct mirror *mirror, uint64_t offset, uint32_
 {
 	const struct memset_mirror *memset_mirror = mirror->private;
 
-	(void)offset;
 	memset(data, memset_mirror->byte, length);
 }
 

@@ -270,7 +270,6 @@ static bool oci_refused(struct remote *remote, const struct response *response)
 
 static void oci_prepare(const struct remote *remote, const struct login *login, CURL *easy)
 {
-	(void)remote;
 	if (!login->send_user)
 		return;
 	curl_easy_setopt(easy, CURLOPT_HTTPAUTH, (long)CURLAUTH_BASIC);

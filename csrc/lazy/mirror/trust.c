@@ -89,7 +89,6 @@ void trust_put(struct x509_store_st *store)
 
 static CURLcode on_context(CURL *easy, void *context, void *store)
 {
-	(void)easy;
 	SSL_CTX_set1_cert_store(context, store);
 	return CURLE_OK;
 }

@@ -7,6 +7,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/cleanup.h"
+
 enum {
 	FIRST_BYTES = 16 << 10,
 	/* What may wait for the other side: it has died, or is about to. */
@@ -33,8 +35,7 @@ void channel_deinit(struct channel *channel)
 {
 	drop(&channel->in);
 	drop(&channel->out);
-	if (channel->fd >= 0)
-		close(channel->fd);
+	cleanup_close(&channel->fd);
 	channel->fd = -1;
 }
 

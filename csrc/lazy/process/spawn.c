@@ -51,8 +51,7 @@ static int high(int fd)
 {
 	int made = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, FD_ABOVE);
 
-	if (fd >= 0)
-		close(fd);
+	cleanup_close(&fd);
 	return made;
 }
 

@@ -231,7 +231,7 @@ int new_source_take_size(struct new_source *made, struct error *error)
 	if (json_object_set_new(made->text, "size", json_integer((json_int_t)size)))
 		return error_set(error, -ENOMEM, "no memory for a source");
 	err = store_parse_source(made->text, &made->source, error);
-	return err ? err : finish(made, error);
+	return err ?: finish(made, error);
 }
 
 int new_source_init(struct store *store, const json_t *description, struct new_source *made,

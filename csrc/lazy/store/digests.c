@@ -141,7 +141,7 @@ static int take_list(json_t *digests, struct digest_list *list, struct error *er
 	if (!err)
 		err = keys_refuse_unknown(keys, error);
 	json_decref(keys);
-	return err ? err : look_at_file(list, error);
+	return err ?: look_at_file(list, error);
 }
 
 int digest_list_take(json_t *keys, const struct source *source, struct digest_list *list,

@@ -270,7 +270,7 @@ static int open_connections(struct store *store, struct error *error)
 		err = check_version(store, error);
 	if (!err)
 		err = store_file_connect(store, &store->reader, error);
-	return err ? err : prepare_all(store);
+	return err ?: prepare_all(store);
 }
 
 int store_file_open(struct store *store, const char *path, struct error *error)

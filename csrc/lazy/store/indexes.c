@@ -145,7 +145,7 @@ int new_source_take_index(struct new_source *made, struct error *error)
 	err = parse_file(made, codec, path, error);
 	if (!err)
 		err = new_source_take_selection(made, error);
-	return err ? err : set_texts(made, error);
+	return err ?: set_texts(made, error);
 }
 
 int source_set_index(struct store *store, struct source *source, struct codec_index **index,

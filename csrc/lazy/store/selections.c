@@ -85,7 +85,7 @@ int new_source_take_selection(struct new_source *made, struct error *error)
 		return err;
 	head = head_bytes(made);
 	err = selection_parse(made->selection_file, head, &made->selection, error);
-	return err ? err : check_pieces(made, head, error);
+	return err ?: check_pieces(made, head, error);
 }
 
 int source_set_selection(struct source *source, struct selection **selection,

@@ -96,7 +96,7 @@ int sql_number(sqlite3 *db, const char *query, sqlite3_int64 *number)
 	if (!err)
 		err = sql_step(statement);
 	if (err <= 0)
-		return err ? err : -EUCLEAN;
+		return err ?: -EUCLEAN;
 	*number = sqlite3_column_int64(statement, 0);
 	return 0;
 }

@@ -18,6 +18,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include "base/cleanup.h"
 #include "base/message.h"
 #include "base/size.h"
 #include "server/frontend/frontend.h"
@@ -57,7 +58,6 @@ struct fuse {
 
 static void ignore_signal(int number)
 {
-	(void)number;
 }
 
 static int open_device(void)
@@ -370,8 +370,7 @@ static int fuse_stop(struct frontend *frontend)
 	fuse_allocator_stop(&fuse->allocator);
 	__atomic_store_n(&fuse->phase, FUSE_DRAIN, __ATOMIC_RELEASE);
 	/* The mount goes now, unless a process still has the file open. */
-	if (fuse->place_fd >= 0)
-		close(fuse->place_fd);
+	cleanup_close(&fuse->place_fd);
 	fuse->place_fd = -1;
 	/* NB: several readers can keep sending requests until these fail. */
 	if (!stop_queues_within(fuse, DRAIN_WAIT_MS)) {
@@ -494,14 +493,10 @@ static void fuse_close(struct frontend *frontend)
 		close(fuse->queues[i].device_fd);
 	if (fuse->session)
 		fuse_session_destroy(fuse->session);
-	if (fuse->connection_fd >= 0)
-		close(fuse->connection_fd);
-	if (fuse->ended_fd >= 0)
-		close(fuse->ended_fd);
-	if (fuse->journal.fd >= 0)
-		close(fuse->journal.fd);
-	if (fuse->export.introduced_fd >= 0)
-		close(fuse->export.introduced_fd);
+	cleanup_close(&fuse->connection_fd);
+	cleanup_close(&fuse->ended_fd);
+	cleanup_close(&fuse->journal.fd);
+	cleanup_close(&fuse->export.introduced_fd);
 	sem_destroy(&fuse->threads.calls);
 	/* The process is ending, and so does a thread that waits for memory and uses this. */
 	frontend->private = NULL;
@@ -509,8 +504,7 @@ static void fuse_close(struct frontend *frontend)
 		return;
 	for (unsigned i = 0; i < fuse->allocator.count; i++)
 		close(fuse->queues[i].filled_fd);
-	if (fuse->allocator.wake_fd >= 0)
-		close(fuse->allocator.wake_fd);
+	cleanup_close(&fuse->allocator.wake_fd);
 	free(fuse->queues);
 	free(fuse);
 }

@@ -31,8 +31,6 @@ static ssize_t read_request(int fd, void *data, size_t bytes, void *userdata)
 {
 	size_t room = FUSE_REQUEST_BYTES + own_queue->journal->buffer_bytes;
 
-	(void)fd;
-	(void)userdata;
 	return read(own_queue->device_fd, data, bytes < room ? bytes : room);
 }
 
@@ -40,8 +38,6 @@ static ssize_t write_reply(int fd, struct iovec *parts, int count, void *userdat
 {
 	ssize_t bytes = 0;
 
-	(void)fd;
-	(void)userdata;
 	if (reply_fd < 0) {
 		/* fuse_introduce() has called, so there is no kernel request to answer. */
 		for (int i = 0; i < count; i++)
@@ -324,7 +320,7 @@ static int queue_init(void *owner)
 	queue->blocking = false;
 	if (!err)
 		err = set_blocking(queue, true);
-	return err ? err : init_ring(queue);
+	return err ?: init_ring(queue);
 }
 
 /*

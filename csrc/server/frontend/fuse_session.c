@@ -88,7 +88,6 @@ static void on_getattr(fuse_req_t request, fuse_ino_t inode, struct fuse_file_in
 {
 	struct stat status;
 
-	(void)file;
 	if (fill_attributes(export_of(request), inode, &status))
 		fuse_reply_attr(request, &status, cache_seconds);
 	else
@@ -99,7 +98,6 @@ static void on_open(fuse_req_t request, fuse_ino_t inode, struct fuse_file_info 
 {
 	struct fuse_export *export = export_of(request);
 
-	(void)inode;
 	if (export->engine->read_only && (file->flags & O_ACCMODE) != O_RDONLY) {
 		fuse_reply_err(request, EROFS);
 		return;
@@ -121,8 +119,6 @@ static void on_release(fuse_req_t request, fuse_ino_t inode, struct fuse_file_in
 {
 	struct fuse_export *export = export_of(request);
 
-	(void)inode;
-	(void)file;
 	/* Nobody waits for the answer if the previous server has given it. */
 	if (!fuse_reply_err(request, 0))
 		__atomic_sub_fetch(&export->opened, 1, __ATOMIC_RELAXED);
@@ -139,7 +135,6 @@ static void on_statfs(fuse_req_t request, fuse_ino_t inode)
 		.f_namemax = sizeof(export->name) - 1,
 	};
 
-	(void)inode;
 	fuse_reply_statfs(request, &status);
 }
 
@@ -148,8 +143,6 @@ static void on_read(fuse_req_t request, fuse_ino_t inode, size_t bytes, off_t of
 {
 	uint64_t size = export_of(request)->engine->size;
 
-	(void)inode;
-	(void)file;
 	/* Reads end where the file ends. */
 	if ((uint64_t)offset >= size)
 		fuse_reply_buf(request, NULL, 0);
@@ -162,7 +155,6 @@ static void on_read(fuse_req_t request, fuse_ino_t inode, size_t bytes, off_t of
 static void on_write(fuse_req_t request, fuse_ino_t inode, const char *data, size_t bytes,
 		     off_t offset, struct fuse_file_info *file)
 {
-	(void)inode;
 	(void)data; /* the engine takes it from the record */
 	fuse_queue_submit(request, IO_OP_WRITE, (uint64_t)offset, bytes, file->flags & O_DSYNC);
 }
@@ -170,9 +162,6 @@ static void on_write(fuse_req_t request, fuse_ino_t inode, const char *data, siz
 static void on_fsync(fuse_req_t request, fuse_ino_t inode, int datasync,
 		     struct fuse_file_info *file)
 {
-	(void)inode;
-	(void)datasync;
-	(void)file;
 	fuse_queue_submit(request, IO_OP_FLUSH, 0, 0, false);
 }
 
@@ -182,8 +171,6 @@ static void on_fallocate(fuse_req_t request, fuse_ino_t inode, int mode, off_t o
 {
 	bool zero_range = mode & FALLOC_FL_ZERO_RANGE;
 
-	(void)inode;
-	(void)file;
 	if (mode != (FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE) &&
 	    mode != (FALLOC_FL_KEEP_SIZE | FALLOC_FL_ZERO_RANGE)) {
 		fuse_reply_err(request, EOPNOTSUPP);

@@ -236,8 +236,7 @@ static int ublk_stop(struct frontend *frontend)
 	}
 	while (ublk->serving)
 		ublk_queue_join(&ublk->queues[--ublk->serving]);
-	if (ublk->device_fd >= 0)
-		close(ublk->device_fd);
+	cleanup_close(&ublk->device_fd);
 	ublk->device_fd = -1;
 	cleanup_close(&ublk->claim_fd);
 	ublk->claim_fd = -1;
@@ -425,14 +424,10 @@ static void ublk_close(struct frontend *frontend)
 		_exit(EXIT_FAILED);
 	}
 	ublk_control_close(&ublk->control);
-	if (ublk->device_fd >= 0)
-		close(ublk->device_fd);
-	if (ublk->dev_dir >= 0)
-		close(ublk->dev_dir);
-	if (ublk->block_dir >= 0)
-		close(ublk->block_dir);
-	if (ublk->ended_fd >= 0)
-		close(ublk->ended_fd);
+	cleanup_close(&ublk->device_fd);
+	cleanup_close(&ublk->dev_dir);
+	cleanup_close(&ublk->block_dir);
+	cleanup_close(&ublk->ended_fd);
 	free(ublk->queues);
 	free(ublk);
 	frontend->private = NULL;

@@ -367,7 +367,7 @@ static int queue_init(void *owner)
 	/* Saves the kernel a look-up per call. 5.18; optional. */
 	io_uring_register_ring_fd(&queue->ring);
 	err = fetch_all(queue);
-	return err ? err : map_descriptors(queue);
+	return err ?: map_descriptors(queue);
 }
 
 static void queue_deinit(void *owner)

@@ -198,7 +198,7 @@ int ublk_recovery_find(const struct frontend *frontend, struct ublk_control *con
 {
 	int err = wait_for_death(frontend, control, info);
 
-	return err ? err : check_params(frontend, control, info->dev_id);
+	return err ?: check_params(frontend, control, info->dev_id);
 }
 
 int ublk_recovery_grow(const struct engine *engine, struct ublk_control *control, uint32_t id)
@@ -277,5 +277,5 @@ int ublk_recovery_begin(struct ublk_control *control, int dev_dir,
 	 */
 	if (!(control->features & UBLK_F_SUPPORT_ZERO_COPY))
 		err = refetch(control, dev_dir, info);
-	return err ? err : start_recovery(control, info->dev_id);
+	return err ?: start_recovery(control, info->dev_id);
 }

@@ -152,7 +152,7 @@ static int take_file(struct map_request *request, struct batch *batch)
 	_cleanup_fclose_ FILE *file = NULL;
 	int err = map_request_open_lines(request, FILE_BYTES_MAX, &file);
 
-	return err ? err : take_lines(file, batch, request->call, &request->error);
+	return err ?: take_lines(file, batch, request->call, &request->error);
 }
 
 static int take_room(struct map_request *request, struct store_room *room)

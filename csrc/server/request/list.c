@@ -40,7 +40,7 @@ static int list(struct map_request *request)
 
 	if (!err)
 		err = keys_refuse_unknown(request->keys, &request->error);
-	return err ? err : list_page(request, from, to);
+	return err ?: list_page(request, from, to);
 }
 
 MAP_REQUEST(map_list_kind, "map-list", list);

@@ -133,7 +133,7 @@ static int verify(struct map_request *request)
 		err = keys_refuse_unknown(request->keys, &request->error);
 	if (!err && json_object_set_new(request->body, "problems", json_array()))
 		err = -ENOMEM;
-	return err ? err : verify_from(request, id, ask);
+	return err ?: verify_from(request, id, ask);
 }
 
 MAP_REQUEST(map_verify_kind, "map-verify", verify);

@@ -6,8 +6,6 @@
 
 static int error_read(struct segment *segment, struct io *io)
 {
-	(void)segment;
-	(void)io;
 	return -EIO;
 }
 

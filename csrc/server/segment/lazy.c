@@ -180,7 +180,6 @@ static int lazy_add_stats(const struct segment *segment, json_t *stats)
 	json_t *list = json_array();
 	int err = json_object_set_new(stats, "lazy", list);
 
-	(void)segment;
 	for (struct space *space = space_first(); space && !err; space = space->next)
 		err = add_space(list, space);
 	return err;

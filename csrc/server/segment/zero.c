@@ -4,7 +4,6 @@
 
 static uint8_t zero_byte(const struct segment *segment)
 {
-	(void)segment;
 	return 0;
 }
 
