@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.pages import ENVIRONMENT, full_row, runs_in
 
-from btrfs_ublk.bench.commands.matrix import Progress, Runner, is_settled
+from btrfs_ublk.bench.commands.matrix import Progress, Runner
 from btrfs_ublk.bench.config import Configuration, configuration_of
 from btrfs_ublk.bench.matrices import MATRICES, Matrix, parse_filters
 from btrfs_ublk.bench.results import open_results
@@ -46,15 +46,6 @@ class TestMatrices:
         assert len({tuple(order) for order in orders}) == 4
         assert orders[0] == QUICK.order(1, seed=5) != QUICK.order(1, seed=6)
 
-    def test_filters(self) -> None:
-        filters = parse_filters(
-            ["fio.engine=psync", "fio.engine=mmap", "btrfs.virtual_data_size=4EiB"]
-        )
-        chosen = MATRICES["full"].selected(filters)
-        assert len(chosen) == 16
-        assert {each.engine for each in chosen} == {"psync", "mmap"}
-        assert MATRICES["full"].selected({}) == list(MATRICES["full"].configurations)
-
     @pytest.mark.parametrize(
         ("text", "message"),
         [
@@ -77,24 +68,6 @@ def rows(*iops: float | str) -> list[Row]:
         )
         for value in iops
     ]
-
-
-class TestSettled:
-    @pytest.mark.parametrize(
-        ("found", "settled"),
-        [
-            (rows(), False),
-            (rows(100, 100), False),
-            (rows(100, 101, 100), True),
-            (rows(100, 150, 60), False),
-            (rows(100, 150, 60, 90, 130), True),
-            (rows("failed", "void", "failed"), True),
-            (rows("failed", "failed", 100), False),
-            (rows("failed", 100, 100), True),
-        ],
-    )
-    def test_it(self, found: list[Row], settled: bool) -> None:
-        assert is_settled(found, least=3, most=5, tolerance=0.03) is settled
 
 
 SMALL = Matrix("small", QUICK.configurations[:4], least=2, most=6)

@@ -8,32 +8,12 @@ import random
 import re
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from rich.console import Console
 from support.paths import TESTS
 
 from btrfs_ublk.bench.environment import environment
-from btrfs_ublk.bench.report import Document, make_document, merged, show
-from btrfs_ublk.bench.stats import bootstrap_interval, quantile
-from btrfs_ublk.errors import UsageError
-
-
-class TestStats:
-
-    @given(
-        st.lists(st.integers(), min_size=1),
-        st.floats(min_value=0, max_value=1, exclude_min=True),
-    )
-    def test_quantiles_are_ranks(self, values: list[int], share: float) -> None:
-        values.sort()
-        found = quantile(values, share)
-        covered = sum(value <= found for value in values)
-        assert found in values and covered >= share * len(values) - 1e-6
-        assert quantile(values, 1) == values[-1]
+from btrfs_ublk.bench.stats import bootstrap_interval
 
 
 class TestBootstrapInterval:
@@ -79,47 +59,6 @@ class TestEnvironment:
         assert str(tmp_path) not in text and str(TESTS) not in text
         # Not as a part of another word: hosts have names such as "vm".
         assert not re.search(rf"\b{re.escape(socket.gethostname())}\b", text)
-
-
-@pytest.fixture
-def document(tmp_path: Path) -> Document:
     about = {"comparison": "t", "run": "1", "workload": "w", "status": "ok"}
-    results = [
-        about | {"peer": "[one]", "turn": turn, "seconds": seconds}
-        for turn, seconds in enumerate((1000.0, 2000.0, 4000.0), start=1)
-    ]
     measures = [{"name": "seconds", "better": "less", "digits": 1}]
     tested = {"title": "t", "peers": ["[one]"], "bars": [], "measures": measures}
-    return make_document(
-        "compare",
-        parameters={"comparisons": [tested]},
-        directory=tmp_path,
-        results=list(results),
-    )
-
-
-def shown(document: Document) -> str:
-    console = Console(width=200, force_terminal=False)
-    with console.capture() as capture:
-        show(document, console)
-    return capture.get()
-
-
-class TestReport:
-
-    def test_documents_of_one_machine_become_one(self, document: Document) -> None:
-        joined = merged([document, document])
-        assert joined["results"] == document["results"] * 2
-        assert len(document["results"]) == 3
-        with pytest.raises(UsageError, match="fetching"):
-            merged([document, document | {"benchmark": "fetching"}])
-        elsewhere = document["environment"] | {"kernel": "0.01"}
-        with pytest.raises(UsageError, match="0.01"):
-            merged([document, document | {"environment": elsewhere}])
-
-    @pytest.mark.parametrize("name", [None, "nothing", "..ledger", "os.path"])
-    def test_unknown_benchmarks_are_refused(
-        self, document: Document, name: Any
-    ) -> None:
-        with pytest.raises(UsageError, match="no benchmark"):
-            shown(document | {"benchmark": name})

@@ -24,7 +24,6 @@ _NOT_BRITISH = re.compile(
     r"neighbor|favor|honor|catalog\b|labeled|canceled)\w*",
     re.I,
 )
-_COLUMNS = 130
 
 
 @functools.cache
@@ -88,18 +87,6 @@ def test_it_is_spelt_as_the_rest(document: Path) -> None:
     assert not _NOT_BRITISH.findall(prose)
 
 
-@pytest.mark.parametrize("document", _documents(), ids=_name)
-def test_lines_of_code_fit(document: Path) -> None:
-    """What is in a block of code scrolls where it is too wide; other text wraps."""
-    wide = [
-        line
-        for block in _FENCED.finditer(document.read_text())
-        for line in block[0].splitlines()
-        if len(line) > _COLUMNS
-    ]
-    assert not wide
-
-
 def test_all_name_one_version() -> None:
     """The package, its metadata, the build, and the newest release of the changelog."""
     places = {
@@ -113,19 +100,6 @@ def test_all_name_one_version() -> None:
         for name, pattern in places.items()
     }
     assert len({*map(tuple, found.values())}) == 1, found
-
-
-def test_cited_figures_have_a_source() -> None:
-    """In the comparison: "cited" says where, and no source is there for nothing."""
-    text, _, sources = (
-        (PROJECT / "docs" / "comparison.md").read_text().partition("\n## Sources\n")
-    )
-    listed = re.findall(r"^(\d+)\. .*?\[.+?\]\(https?://", sources, re.M | re.S)
-    assert listed == [str(number + 1) for number in range(len(listed))]
-    assert set(re.findall(r"\[\[(\d+)\]\]\(#sources\)", text)) == set(listed)
-    paragraphs = [x for x in text.split("\n\n") if re.search(r"\b[Cc]ited\b", x)]
-    unsourced = [x for x in paragraphs if "](#sources)" not in x]
-    assert [x for x in unsourced if "cited figures only" not in x] == []
 
 
 def test_every_document_is_in_the_index() -> None:

@@ -190,13 +190,7 @@ PROBE_LIES: dict[str, Callable[[Peer], object]] = {
 INQUIRY_OTHERS: dict[str, Callable[[Peer], object]] = {
     "no answer": lambda it: None,
     "a text for terminals": lambda it: it.answer(-5, b"red\x1b[31m\0\n\0\0\0"),
-    "no size": lambda it: it.send(ANSWER, _ANSWER.pack(0, 0) + b"\0" * 4),
-    "an endless size": lambda it: it.send(
-        ANSWER, _ANSWER.pack(2**64 - 1, 0) + b"\0" * 4
-    ),
     "an answer twice": Peer.answer_twice,
-    "a document": lambda it: it.answer(0, b'\0\0\0{"one": 1}\0'),
-    "no document": lambda it: it.answer(0, b"\0\0\0[1]\0"),
 }
 #: These it may say; what it brings is found wrong, or waited for in vain.
 OTHERS: dict[str, Callable[[Peer], object]] = {

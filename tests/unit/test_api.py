@@ -7,8 +7,6 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator
-from os import PathLike
-from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -85,20 +83,3 @@ def classes_in(hint: Any) -> list[type]:
     parts = hint if isinstance(hint, list) else get_args(hint)
     inner = [kind for part in parts for kind in classes_in(part)]
     return [hint, *inner] if inspect.isclass(hint) else inner
-
-
-def test_a_path_may_be_a_string() -> None:
-    """Whatever takes one takes ``str | PathLike[str]``."""
-    made_here = (
-        *("Device", "FoundDefinition", "KeptVolume", "LoopDevice", "MountInfo"),
-        *("Seed", "Sprout"),
-    )
-    taken = {
-        f"{where}, {name}": [hint, *get_args(hint)]
-        for where, function in functions()
-        for name, hint in hints_of(function).items()
-        if name != "return" and where.split(".")[0] not in made_here
-    }
-    paths = {x for x, kinds in taken.items() if Path in kinds or PathLike[str] in kinds}
-    assert len(paths) > 30
-    assert {x for x in paths if taken[x][1:3] != [str, PathLike[str]]} == set()

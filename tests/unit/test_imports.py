@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from imports import Starter
 
-from btrfs_ublk.base.helpers import HELPERS_VARIABLE
 from btrfs_ublk.base.process import run
 
 #: What takes long to import, and is wanted by few.
@@ -77,13 +76,3 @@ def test_a_snapshotter_starts_without_what_asks_registries(tmp_path: Path) -> No
     argv[-1] = "import sys, btrfs_ublk.containers.service; print(*sys.modules)"
     loaded = set(run(argv, timeout_s=60.0).stdout.split())
     assert not loaded & {"cryptography", "requests", "urllib3"}
-
-
-def test_commands_run_from_a_package_of_their_own(tmp_path: Path) -> None:
-    argv = Starter(tmp_path).argv(None)
-    argv[-1] = (
-        "from btrfs_ublk.base.helpers import SERVER, helper_path;"
-        "print(helper_path(SERVER))"
-    )
-    helper = Path(run(["env", "-u", HELPERS_VARIABLE, *argv], timeout_s=60.0).stdout)
-    assert helper.is_relative_to(tmp_path)

@@ -88,20 +88,6 @@ def test_imports_go_downwards() -> None:
     assert wrong == []
 
 
-def test_only_benchmarks_import_benchmarks() -> None:
-    """Those who use none do without its modules; the command line and gc name its
-    packages, and import them when they are wanted.
-    """
-    bench = "btrfs_ublk.bench"
-    wrong = [
-        f"{module} imports {imported}"
-        for module, path in modules().items()
-        for imported in imports(path)
-        if f"{imported}.".startswith(f"{bench}.") and not module.startswith(bench)
-    ]
-    assert wrong == []
-
-
 @pytest.mark.parametrize(
     "package", "content device image kernel physmap seed server volume".split()
 )

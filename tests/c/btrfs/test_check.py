@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.images import Editor
-from support.needs import Need
 from support.seeds import CHUNK, EIB, GIB, MAX_SIZE, MIB, mkseed
 
-from btrfs_ublk.base.capabilities import BTRFS_PROGS
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.seed.check import check_seed, check_with_progs
+from btrfs_ublk.seed.check import check_seed
 
 pytestmark = pytest.mark.usefixtures("sanitized_helpers")
 
@@ -59,16 +56,3 @@ def test_what_is_no_image_is_refused(tmp_path: Path, name: str) -> None:
 
 
 # btrfs-progs, and the command line
-
-
-def test_progs_see_metadata_only_images_at_full_size(
-    sparse_path: Path, need: Need
-) -> None:
-    need(BTRFS_PROGS)
-    path = sparse_path / "seed.img"
-    mkseed("--metadata-only", path)
-    assert check_with_progs(path).clean is True
-    with Editor(path) as image:
-        image.set_super("bytes_used", 1 << 40)
-    report = check_with_progs(path)
-    assert report.clean is False and report.output

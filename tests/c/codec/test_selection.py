@@ -177,24 +177,6 @@ def test_selections_that_lie(
     assert says in answer["text"]
 
 
-@pytest.mark.parametrize(
-    ("keys", "says"),
-    [
-        ({"unit": 256 * KIB}, "and the selection is for units of 65536"),
-        ({"size": 17}, '"size" is 17, and the selection says'),
-        ({"codec": None, "index": None}, 'a "selection" without a "codec"'),
-    ],
-)
-def test_sources_that_are_refused(
-    sanitized_build: Path, tmp_path: Path, keys: dict[str, Any], says: str
-) -> None:
-    make(tmp_path, "gzip", gzip.compress(DATA))
-    source = source_of(tmp_path, "gzip") | keys
-    source = {key: value for key, value in source.items() if value is not None}
-    with StoreShell(sanitized_build, tmp_path / "map") as shell:
-        assert says in shell.add([[0, 4 * KIB, 0, 0]], source)["text"]
-
-
 def test_many_changes(sanitized_build: Path, tmp_path: Path) -> None:
     make(tmp_path, "gzip", gzip.compress(DATA))
     fuzz = sanitized_build / "csrc/tests/fuzz-codec"

@@ -206,7 +206,6 @@ def test_hostile_entries(
     ("headers", "there"),
     [
         ([directory("/"), entry("/ko-app/app")], {"ko-app", "ko-app/app"}),
-        ([directory("///usr//"), entry("//usr/a")], {"usr", "usr/a"}),
         ([directory(".//"), entry("/./a")], {"a"}),
         ([entry("a/../b")], {"b"}),
         ([entry("../../out"), entry("a/../../b")], {"out", "b"}),
@@ -220,9 +219,7 @@ def test_hostile_entries(
             [directory("d"), link("x", "../../d"), entry("x/in")],
             {"d", "x", "d/in"},
         ),
-        ([entry("f"), link("h", "/f", tarfile.LNKTYPE)], {"f", "h"}),
         ([entry("f"), link("h", "///../f", tarfile.LNKTYPE)], {"f", "h"}),
-        ([entry("d/f"), link("h", "d/../d/./f", tarfile.LNKTYPE)], {"d", "d/f", "h"}),
         # A target's links are followed first, as containerd and umoci do it.
         (
             [
@@ -359,7 +356,6 @@ LOWER_NAMES = {"d", "d/one", "d/two", "d/sub", "d/sub/deep", "file", "other"} | 
             {"d/one", "d/two", "d/sub/deep"},
             {"d/new"},
         ),
-        ([entry("d/one", b"new"), entry("d/.wh.one")], set(), set()),
         (
             [entry("d/sub/new"), entry(".wh.d")],
             {"d/one", "d/two", "d/sub/deep"},
@@ -370,18 +366,11 @@ LOWER_NAMES = {"d", "d/one", "d/two", "d/sub", "d/sub/deep", "file", "other"} | 
         ([entry("to-d/x"), entry("to-root/y")], set(), {"d/x", "d/y"}),
         ([link("third", "file", tarfile.LNKTYPE)], set(), {"third"}),
         ([entry("/d/.wh.one"), entry("//./.wh.file")], {"d/one", "file"}, set()),
-        ([entry("x/../d/.wh.one"), entry("../.wh.file")], {"d/one", "file"}, set()),
-        (
-            [entry("/d/new"), entry("/d/.wh..wh..opq")],
-            {"d/one", "d/two", "d/sub", "d/sub/deep"},
-            {"d/new"},
-        ),
         (
             [entry("/.wh..wh..opq")],
             LOWER_NAMES,
             set(),
         ),
-        ([entry("/.wh..wh.plnk/123.4"), entry("/.wh..wh.aufs")], set(), set()),
         # As a link of the tree is replaced, not followed, when it is named last.
         ([directory("to-d"), entry("to-d/in")], set(), {"to-d/in"}),
         ([entry(".wh..wh.plnk/123.4"), entry(".wh..wh.aufs")], set(), set()),

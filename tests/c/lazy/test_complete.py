@@ -119,23 +119,3 @@ def test_goes_on_after_a_kill(
     with engine_shell(sanitized_build, described(tmp_path)) as shell:
         assert until(shell, "done").done_units == ORIGIN_UNITS
     assert len(origin.asked) - before <= ORIGIN_UNITS - 8
-
-
-def test_what_fails_is_tried_again(
-    sanitized_build: Path, tmp_path: Path, origin: Origin, web: ScriptedServer
-) -> None:
-    """All else comes meanwhile, and readers get it."""
-    origin.bad = {3, 4, 60}
-    with engine_shell(sanitized_build, described(tmp_path)) as shell:
-        add(shell, web)
-        found = until(shell, "retrying")
-        assert found.why and found.failed_units >= 3
-        wait_until(lambda: state(shell).done_units == ORIGIN_UNITS - 3)
-        assert (
-            shell.request(f"read {5 * ORIGIN_UNIT} {ORIGIN_UNIT}")
-            == ORIGIN_DATA[5 * ORIGIN_UNIT : 6 * ORIGIN_UNIT]
-        )
-        origin.bad = set()
-        # Its mirror is left alone for a while after what it said.
-        wait_until(lambda: state(shell).state == "done", timeout_s=150)
-        assert state(shell).done_units == ORIGIN_UNITS

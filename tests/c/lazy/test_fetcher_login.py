@@ -119,20 +119,6 @@ def test_a_read_does_not_wait_for_ever(sanitized_build: Path, tmp_path: Path) ->
         assert f"cannot open '{tmp_path / 'missing'}'" in probe["error"]
 
 
-def test_what_a_server_refuses_is_not_tried_again(
-    sanitized_build: Path, tmp_path: Path
-) -> None:
-    write_secret(tmp_path / "token", "wrong\n")
-    with (
-        scripted_server(Guarded("t0ken")) as server,
-        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
-    ):
-        source = shell.add(with_token(server, tmp_path / "token"))
-        answer = shell.read(source, 0, UNIT, deadline_s=120)
-        assert answer.result == -errno.EIO and answer.ms < 60_000
-        assert len(server.requests) == 2  # the second time with what is in the file now
-
-
 HELPER = """#!/bin/sh
 echo run >> {runs}
 echo '{{"Username": "reader", "Secret": "s3cret"}}'
@@ -171,9 +157,9 @@ def test_a_refused_login_does_not_run_its_helper_again_and_again(
         fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
     ):
         source = shell.add(blob(server.port, tmp_path / "config.json"))
-        for _ in range(8):
+        for _ in range(20):
             assert shell.read(source, 0, UNIT, deadline_s=0.3).result == -errno.EIO
             time.sleep(0.3)  # what has just failed fails at once
     runs = len(helped.read_bytes().splitlines())
-    assert 2 <= runs <= 4 + 1 + (time.monotonic() - began_s) / 5
+    assert 2 <= runs <= 10 + 1 + (time.monotonic() - began_s) / 5
     assert len(server.requests) > runs

@@ -21,7 +21,6 @@ from support.shells import (
     VirtualData,
     describe,
     engine_shell,
-    fetch_shell,
     root_of,
     units_of,
 )
@@ -95,40 +94,6 @@ class Fault:
 
 
 KINDS = ["5xx", "reset", "short", "length", "corrupt"]
-
-
-def test_a_host_that_hangs_does_not_stop_others(
-    sanitized_build: Path, tmp_path: Path, data: bytes
-) -> None:
-    hanging, good = Fault("hang", 100, data), Fault("5xx", 0, data)
-    with (
-        scripted_server(hanging) as bad_server,
-        scripted_server(good) as good_server,
-        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
-    ):
-        bad = [
-            shell.add(http_source(bad_server.url(str(number)), data))
-            for number in range(4)
-        ]
-        other = shell.add(http_source(good_server.url(), data))
-        late = [
-            shell.begin(source, unit * UNIT, BLOCK, deadline_s=600)
-            for source in bad
-            for unit in range(64)
-        ]
-        reads = [
-            shell.begin(other, unit * UNIT, BLOCK, deadline_s=60) for unit in range(60)
-        ]
-        try:
-            shell.wait_for(reads)
-            assert shell.stats()["reads_waiting"] == len(late)
-        finally:
-            hanging.on = False
-        answers = shell.finish()
-    for unit, number in enumerate(reads):
-        assert answers[number].data == data[unit * UNIT :][:BLOCK]
-    for number, unit in zip(late, 4 * [*range(64)], strict=True):
-        assert answers[number].data == data[unit * UNIT :][:BLOCK]
 
 
 @pytest.mark.data

@@ -18,7 +18,6 @@ _RANGE = "206 Partial Content\nContent-Range: bytes 0-99/1048576"
     ("answer", "failure", "text"),
     [
         (response(_RANGE, b"x" * 101), "wrong", "announces 101 bytes"),
-        (response(_RANGE, b"x" * 99), "wrong", "announces 99 bytes"),
         (response(_RANGE, b"x" * 50, length=100), "transient", "50 bytes remaining"),
         (response("206 P", b"x" * 100), "wrong", "no Content-Range"),
         (
@@ -30,11 +29,6 @@ _RANGE = "206 Partial Content\nContent-Range: bytes 0-99/1048576"
             response("206 P\nContent-Range: bytes 0-99/1048577", b"x" * 100),
             "changed",
             "has 1048577 bytes now",
-        ),
-        (
-            response("206 P\nContent-Range: bytes 0-99/50", b"x" * 100),
-            "wrong",
-            "invalid",
         ),
         (
             response("206 P\nContent-Range: bytes 0-18446744073709551699/*", b"x"),
@@ -56,7 +50,6 @@ _RANGE = "206 Partial Content\nContent-Range: bytes 0-99/1048576"
         (response(f"{_RANGE}\nContent-Encoding: br", b"x" * 100), "wrong", "'br'"),
         # nginx, gzip_static: a file of its own, whole.
         (response("200 OK\nContent-Encoding: gzip", b"x" * 100), "wrong", "'gzip'"),
-        (response("200 OK", b"x" * 99), "wrong", "HTTP status 200"),
         (
             response("200 OK\nContent-Range: bytes 0-98/1048576", b"x" * 99),
             "wrong",
@@ -65,10 +58,8 @@ _RANGE = "206 Partial Content\nContent-Range: bytes 0-99/1048576"
         (response("200 OK"), "wrong", "is empty (0 bytes)"),
         (response("206 P\nContent-Range: bytes 0--1/0"), "changed", "is empty"),
         (response("416 No\nContent-Range: bytes */50"), "changed", "ends before"),
-        (response("204 Nothing"), "wrong", "status 204"),
         (response("302 Found"), "wrong", "without saying where"),
         (response("302 F\nLocation: http://u:p@localhost/"), "wrong", "has a user"),
-        (response("412 Precondition"), "changed", "412"),
         (
             b"HTTP/1.1 206 P\r\nContent-Range: bytes 0-99/1048576\r\n\r\n",
             "transient",
@@ -79,7 +70,6 @@ _RANGE = "206 Partial Content\nContent-Range: bytes 0-99/1048576"
             "wrong",
             "more than was asked for",
         ),
-        (b"Good morning\r\n\r\n", "wrong", ""),
         (b"", "transient", ""),
         (response(f"500 {'x' * 20000}", b"y" * 200000), "", ""),
         (response("200 OK", b"y" * 200000), "wrong", "HTTP status 200"),

@@ -145,22 +145,6 @@ def test_hosts_agree_on_a_cache(site: Site) -> None:
     assert choices(site, site.add(url=site.origin.url("another"))) != chosen
 
 
-def test_what_a_cache_lacks_is_no_failure(site: Site) -> None:
-    for cache in site.caches:
-        cache.script = lambda _: response("404 Not Found")
-    source = site.add()
-    for number in range(8):
-        site.read(source, number * UNIT)
-    # Two of them are asked each time, since none has failed.
-    origin, caches = site.asked()
-    assert (origin, sorted(caches)) == (8, [0, 8, 8])
-    assert site.failures() == {"absent": 16}
-    for cache in site.caches:
-        cache.script = good
-    site.read(source, 8 * UNIT)
-    assert site.asked()[0] == 0
-
-
 def test_a_cache_that_says_later_is_asked_again(site: Site) -> None:
     """A site cache does so while its origin sends a slice."""
     said: list[str] = []

@@ -285,56 +285,6 @@ def test_it_hangs_at_a_probe(sanitized_build: Path, server: ScriptedServer) -> N
         assert process_of(shell) != pid
 
 
-@pytest.mark.parametrize(
-    ("lie", "message"),
-    [
-        ("a document", None),
-        ("no document", "the mirror's answer for 'latest' is no JSON object"),
-        ("a long document", "the fetch process has failed"),
-        ("no size", "is no JSON object"),
-    ],
-)
-def test_what_it_says_of_a_name(
-    sanitized_build: Path, tmp_path: Path, lie: str, message: str | None
-) -> None:
-    virtual = VirtualData(sanitized_build, tmp_path, MIB)
-    lying = program(tmp_path, lie, DATA, times=1000)
-    segment = {"kind": "lazy", "length": MIB, "map": str(virtual.map)}
-    mirror = {"kind": "oci", "registry": "127.0.0.1:1", "repository": "a"}
-    with engine_shell(
-        sanitized_build,
-        describe(segment),
-        environment={"BTRFS_UBLK_FETCH": str(lying)},
-    ) as shell:
-        answer = shell.map_request("map-look-up", mirror=mirror, name="latest")
-    if message:
-        assert message in answer["error"]
-    else:
-        assert answer["map-look-up"]["found"] == {"one": 1}
-
-
-@pytest.mark.parametrize("lie", ["no size", "an endless size"])
-def test_sizes_that_no_file_of_content_has(
-    sanitized_build: Path, tmp_path: Path, lie: str
-) -> None:
-    virtual = VirtualData(sanitized_build, tmp_path, MIB)
-    lying = program(tmp_path, lie, DATA, times=1000)
-    segment = {"kind": "lazy", "length": MIB, "map": str(virtual.map)}
-    source = {"kind": "http", "url": "http://127.0.0.1:1/"}
-    with engine_shell(
-        sanitized_build,
-        describe(segment),
-        environment={"BTRFS_UBLK_FETCH": str(lying)},
-    ) as shell:
-        answer = shell.map_request(
-            "map-add", sources=[source], mappings=[[0, None, 0, 0]]
-        )
-    if lie == "no size":  # which maps nothing
-        assert answer["map-add"]["added"] == [[0, False, 0]]
-    else:
-        assert f"the source has {2**64 - 1} bytes" in answer["error"]
-
-
 @pytest.mark.data
 @pytest.mark.parametrize("lie", ["other bytes", "bytes that change"])
 def test_no_wrong_byte(sanitized_build: Path, tmp_path: Path, lie: str) -> None:

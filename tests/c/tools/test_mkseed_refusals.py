@@ -19,7 +19,6 @@ from btrfs_ublk.base.helpers import MKSEED, helper_path
 #: The fixture, under a name of this module's.
 sanitizers = sanitized_build
 
-GOOD_UUID = "01234567-89ab-cdef-0123-456789abcdef"
 
 #: What is wrong, the arguments, and what the message says.
 BAD_USAGE: dict[str, tuple[list[str | bytes], str]] = {
@@ -50,18 +49,6 @@ def test_bad_usage_is_refused(sanitizers: Path, tmp_path: Path, case: str) -> No
     done = mkseed_raw(*args, program=program, env=SANITIZER_ENVIRONMENT, cwd=tmp_path)
     assert_refused(done, 2, message)
     assert os.listdir(tmp_path) == []
-
-
-def test_odd_but_good_input_is_taken(tmp_path: Path) -> None:
-    name, label = "ü" * 127 + "\n", "-" * 255
-    about = mkseed(
-        *("--metadata-only", "--virtual-data-filename", name, "--label", label),
-        *("--fsid", GOOD_UUID.upper(), "--", b"-\xff"),
-        cwd=tmp_path,
-    )
-    assert about["virtual_data"]["filename"] == name
-    assert (about["label"], about["fsid"]) == (label, GOOD_UUID)
-    assert os.listdir(os.fsencode(tmp_path)) == [b"-\xff"]
 
 
 # The output
@@ -123,17 +110,6 @@ def test_a_bad_place_is_refused(tmp_path: Path, name: str, message: str) -> None
     done = mkseed_raw("--metadata-only", f"{tmp_path}/{name}")
     assert_refused(done, 1, message)
     assert os.listdir(tmp_path) == ["file"]
-
-
-def test_a_full_device_as_stdout_is_noticed(tmp_path: Path) -> None:
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [helper_path(MKSEED), "--metadata-only", tmp_path / "o"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            timeout=30,
-        )
-    assert done.returncode == 1 and b"printing the result failed" in done.stderr
 
 
 def test_a_killed_run_leaves_nothing(tmp_path: Path) -> None:

@@ -145,34 +145,3 @@ def test_control_characters_of_others_do_not_reach_the_terminal(
         "test: error: the registry says \\x1b]0;owned\\x07\\x9b\nand more\n"
         "  note: about \\r it\n"
     )
-
-
-#: Ends with status 7 while a thread still works, and something is to be done at exit.
-ENDING = """
-import atexit, os, sys, threading, time
-from btrfs_ublk.base.entry import end_process
-
-def work():
-    time.sleep(0.3)
-    print("thread", end=" ")
-
-class Kept:
-    def __del__(self):
-        os.write(2, b"freed")
-
-kept = Kept()
-atexit.register(print, "at exit", end=" ")
-threading.Thread(target=work).start()
-print("before", end=" ")
-end_process(7)
-"""
-
-
-#: NB: -E, as with PYTHONUNBUFFERED there would be nothing to flush.
-_ENDING = [sys.executable, "-E", "-c", ENDING]
-
-
-def test_the_end_of_a_process_leaves_out_only_freeing() -> None:
-    done = subprocess.run(_ENDING, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (7, "before thread at exit ")
-    assert done.stderr == ""

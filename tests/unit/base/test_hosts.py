@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from btrfs_ublk.base.helpers import SERVER, helper_path
 from btrfs_ublk.base.hosts import Rule, find_rule, read_hosts, via_option
 from btrfs_ublk.errors import UsageError
-from btrfs_ublk.server.description import Description, LazySegment
 from btrfs_ublk.volume.definition import VolumeDefinition, parse_definition
 
 
@@ -80,31 +77,6 @@ def test_a_file_of_others_is_refused(hosts: Path) -> None:
     hosts.chmod(0o666)
     with pytest.raises(UsageError, match="can be changed by others"):
         read_hosts()
-
-
-def check(description: str, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [helper_path(SERVER), *options, "--check", "-"],
-        input=description,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-def test_servers_take_the_rules(hosts: Path, tmp_path: Path) -> None:
-    hosts.write_text(GOOD)
-    rules = [rule.to_dict() for rule in read_hosts()]
-    segment = LazySegment(offset=0, length=4096, map=tmp_path / "m", via=rules)
-    description = Description(4096, [segment])
-    assert Description.from_json(description.to_json()) == description
-    done = check(description.to_json(), *via_option())
-    assert done.returncode == 0, done.stderr
-    wrong = LazySegment(offset=0, length=4096, map="m", via=[{"for": "*"}])
-    done = check(Description(4096, [wrong]).to_json())
-    assert done.returncode == 2
-    assert '"via" must be a list of 1 to' in done.stderr
 
 
 def test_a_volume_names_caches() -> None:

@@ -102,18 +102,6 @@ def test_an_error_is_not_hidden_by_a_failing_cleanup(
     assert [entry.details["name"] for entry in ledger.entries()] == ["stuck"]
 
 
-def test_closing_removes_what_unwinding_missed(
-    tmp_path: Path, things: list[str]
-) -> None:
-    ledger = Ledger(tmp_path)
-    for name in ("a", "b"):
-        things.append(name)
-        ledger.enter("thing", name=name)
-    outcomes = ledger.close()
-    assert [outcome.entry.details["name"] for outcome in outcomes] == ["b", "a"]
-    assert things == [] and list(tmp_path.iterdir()) == []
-
-
 def test_a_full_disk_leaves_no_half_line(
     ledger: Ledger, things: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -27,16 +26,6 @@ def test_a_signal_unwinds(signum: signal.Signals) -> None:
         os.kill(os.getpid(), signum)
     assert exit_status_of(caught.value) == 128 + signum
     assert signal.getsignal(signum) is before
-
-
-def test_a_signal_that_a_finaliser_swallowed_comes_again() -> None:
-    class Unlucky:
-        def __del__(self) -> None:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Interrupted), interruptible():
-        Unlucky()
-        time.sleep(10)
 
 
 @pytest.fixture(params=[signal.SIGTERM, signal.SIGINT])
@@ -84,18 +73,6 @@ def test_a_wait_may_be_ended_but_not_what_cleans_up_after_it() -> None:
                 os.kill(os.getpid(), signal.SIGINT)
                 done.append("clean")
     assert done == ["clean"]
-
-
-def test_a_wait_within_a_callers_deferral_is_not_ended() -> None:
-    done = []
-    with pytest.raises(Interrupted), interruptible():
-        with deferred():
-            with deferred(), delivered():
-                os.kill(os.getpid(), signal.SIGTERM)
-                done.append("wait")
-            done.append("whole")
-        done.append("never")
-    assert done == ["wait", "whole"]
 
 
 def test_the_first_error_is_kept() -> None:

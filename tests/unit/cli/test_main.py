@@ -15,7 +15,6 @@ from support.paths import PROJECT
 import btrfs_ublk
 from btrfs_ublk.base.capabilities import Helper
 from btrfs_ublk.base.helpers import HELPERS, HELPERS_VARIABLE, MKSEED, SERVER
-from btrfs_ublk.server import Description, LazySegment
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -55,30 +54,6 @@ class TestSeedCreate:
     @pytest.fixture(autouse=True)
     def _needs(self, need: Need) -> None:
         need(Helper(MKSEED))
-
-    def test_description_of_a_lazy_device(self, sparse_path: Path) -> None:
-        image, path = sparse_path / "seed.img", sparse_path / "device.json"
-        options = ("--virtual-data-size", "1T", "--metadata-only")
-        where = ("--description", path, "--map", sparse_path / "map")
-        done = run("seed", "create", image, *options, *where)
-        assert done.returncode == 0, done.stderr
-        description = Description.from_json(path.read_text())
-        (lazy,) = [x for x in description.segments if isinstance(x, LazySegment)]
-        assert lazy.map == str(sparse_path / "map") and lazy.cache is None
-        assert lazy.length == 1 << 40 and lazy.map_offset == 0
-        image.unlink()
-        done = run("seed", "create", image, *options, *where)
-        assert done.returncode == 2 and "device.json exists" in done.stderr
-        nowhere = ("--description", sparse_path / "no" / "x.json", *where[2:])
-        done = run("seed", "create", image, *options, *nowhere)
-        assert done.returncode == 1 and "cannot write" in done.stderr
-        done = run("seed", "create", image, *options, *where[2:])
-        assert done.returncode == 2 and "need each other" in done.stderr
-        another = ("--description", sparse_path / "x.json", *where[2:], "--cache", path)
-        done = run("seed", "create", image, *options, *another)
-        assert done.returncode == 2
-        assert f"cache {path} is not a directory" in done.stderr
-        assert list(sparse_path.iterdir()) == [path]
 
     def test_an_existing_file_is_kept(self, sparse_path: Path) -> None:
         path = sparse_path / "seed.img"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import tarfile
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.diff import check_layers
-from btrfs_ublk.image.documents import INDEX, MANIFEST, to_bytes
+from btrfs_ublk.image.documents import INDEX, to_bytes
 from btrfs_ublk.image.export import export_image
 from btrfs_ublk.image.indexed import index_image
 from btrfs_ublk.image.layout import Layout
@@ -150,30 +149,6 @@ def test_zeroes_behind_the_members_of_gzip(sparse_path: Path) -> None:
         LayoutName(sparse_path / "source", "app"), sparse_path / "index", OPTIONS
     )
     assert index.data_bytes >= len(BIG)
-
-
-FOREIGN = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"
-
-
-def test_a_foreign_layer_says_what_it_is(sparse_path: Path) -> None:
-    """It is a layer like others where its blob is there, as it is for containerd."""
-    layers = [(FOREIGN, ONE, gzip.compress(ONE, mtime=0))]
-    assert built(sparse_path, layers) == {"one": BIG}
-    name = LayoutName(sparse_path / "source", "app")
-    index = index_image(name, sparse_path / "index", OPTIONS)
-    assert index.data_bytes >= len(BIG)
-    layout = Layout.opened(name.path)
-    document = json.loads(layout.read(layout.find("app")))
-    (layer,) = document["layers"]
-    layer["urls"] = ["https://example.org/layer"]
-    layout.tag(layout.add(MANIFEST, to_bytes(document)), "app")
-    layout.blob(layer["digest"]).unlink()
-    with pytest.raises(UsageError) as refused:
-        build_image(name, sparse_path / "other", OPTIONS)
-    said = refused.value
-    assert f"{layer['digest']} is foreign, and not beside the image" in said.message
-    assert "at https://example.org/layer" in said.message
-    assert said.hint and layer["digest"].replace(":", "/") in said.hint
 
 
 def test_an_index_that_does_not_say_its_platforms(sparse_path: Path) -> None:

@@ -74,16 +74,6 @@ def test_a_chain_id_that_lies(sparse_path: Path) -> None:
         check_layers(name, source, RegistryAccess(), platform=PLATFORM)
 
 
-def test_chain_ids_of_another_image(sparse_path: Path) -> None:
-    source = tagged_image(sparse_path / "ordinary", LOWER, UPPER)
-    other = tagged_image(sparse_path / "other", LOWER, {"usr/bin/false": b"\x7fELF"})
-    path = sparse_path / "sealed"
-    path.mkdir()
-    name = poisoned(path, source)
-    with pytest.raises(InvalidImageError, match="chain IDs are not those of oci:"):
-        check_layers(name, other, RegistryAccess(), platform=PLATFORM)
-
-
 def test_an_image_that_fails_its_check_has_no_name(sparse_path: Path) -> None:
     source = tagged_image(sparse_path / "ordinary", LOWER, UPPER)
     output = sparse_path / "built"

@@ -136,25 +136,6 @@ def test_all_that_can_differ(sparse_path: Path, first: Path, second: Path) -> No
     assert diff(*reversed(images)).lines[-1] == r"removed /zero\xff"
 
 
-def test_the_bytes_that_are_new(sparse_path: Path, first: Path, second: Path) -> None:
-    """Units that only the second image has."""
-    name = sealed(first, sparse_path / "one", compression="none")
-    more = random.Random(2).randbytes(2 * UNIT)
-    (second / "zz").write_bytes(more)
-    settle(second)
-    other = sealed(second, sparse_path / "other", compression="none")
-    done = diff(name, other)
-    assert done.lines == ["added /zz"]
-    report = json.loads(run(name, other, "--json").stdout)
-    (difference,) = report["differences"]
-    assert difference == {"path": "/zz", "change": "added", "fields": {}}
-    # The content is new, and what shares a unit with it.
-    assert len(more) <= report["new_bytes"] <= len(more) + UNIT
-    assert report["data_bytes"] > report["new_bytes"]
-    assert done.remark.endswith("of data are new\n")
-    assert json.loads(run(name, second, "--json").stdout)["new_bytes"] is None
-
-
 def test_what_cannot_be_compared(sparse_path: Path, first: Path) -> None:
     image = sealed(first, sparse_path / "image")
     with pytest.raises(UsageError, match="there is no /none"):

@@ -38,25 +38,11 @@ from btrfs_ublk.image.documents import (
 )
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pull import open_sealed
-from btrfs_ublk.image.reference import LayoutName, Reference, parse_reference
+from btrfs_ublk.image.reference import LayoutName, parse_reference
 from btrfs_ublk.image.source import OpenedSource, open_source
 from btrfs_ublk.image.store import ImageStore
 
 DIGEST = f"sha256:{'a' * 64}"
-
-
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        ("example.org/a:b", ("example.org", "a", "b", None)),
-        ("127.0.0.1:5000/a/b-c:1.2", ("127.0.0.1:5000", "a/b-c", "1.2", None)),
-        (f"[::1]:80/a@{DIGEST}", ("[::1]:80", "a", None, DIGEST)),
-        (f"example.org/a:b@{DIGEST}", ("example.org", "a", "b", DIGEST)),
-    ],
-)
-def test_references(text: str, parts: tuple[str, ...]) -> None:
-    assert parse_reference(text) == Reference(*parts)
-    assert str(parse_reference(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -112,23 +98,17 @@ def test_what_is_no_document(data: bytes) -> None:
     ("there", "wanted", "chosen"),
     [
         ("amd64/v3 amd64", "linux/amd64", "amd64"),
-        ("amd64/v1", "linux/amd64", "amd64/v1"),
         ("amd64/v2 amd64/v4 amd64/v3 amd64", "linux/amd64/v3", "amd64/v3"),
         ("amd64/v4 amd64/v2 amd64", "linux/x86_64/v3", "amd64/v2"),
-        ("386 amd64", "linux/amd64", "amd64"),
         ("arm64 386", "linux/amd64", "386"),
         ("arm/v5 arm/v7 arm/v6", "linux/arm", "arm/v7"),
-        ("arm/v5 arm/v7", "linux/arm/v7", "arm/v7"),
-        ("arm/v5 arm/v6", "linux/arm/v7", "arm/v6"),
         ("arm/v7 arm/v5", "linux/arm/v6", "arm/v5"),
         ("arm64/v8", "linux/arm64", "arm64/v8"),
         ("arm64", "linux/arm64/v8", "arm64"),
         ("arm/v7 arm64", "linux/aarch64", "arm64"),
         ("arm/v7 arm/v6", "linux/arm64", "arm/v7"),
-        ("amd64 amd64/v1", "linux/AMD64", "amd64"),
         ("amd64/v3", "linux/amd64", None),
         ("arm/v7", "linux/arm/v6", None),
-        ("arm64", "linux/arm", None),
     ],
 )
 def test_platforms_are_in_the_order_of_containerd(

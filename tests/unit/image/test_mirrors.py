@@ -68,20 +68,6 @@ skip_verify = true
     )
 
 
-def test_which_file_is_about_a_registry(certs: Path) -> None:
-    assert registry_mirrors("r.example") == ()
-    for number, name in enumerate(["_default", "r.example", "r.example:5000"]):
-        write(certs, name, f'[host."https://m{number}.example"]')
-    write(certs, "q.example_5000_", '[host."https://m3.example"]')
-    for name, host in (
-        ("other.example", "m0.example"),
-        ("r.example", "m1.example"),
-        ("r.example:5000", "m2.example"),
-        ("q.example:5000", "m3.example"),
-    ):
-        assert [x.host for x in registry_mirrors(name)] == [host]
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -30,8 +30,6 @@ from support.registry import (
 from support.waiting import wait_until
 from support.web_servers import response, scripted_server
 
-from btrfs_ublk.base.capabilities import Program
-from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image import connection
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
@@ -47,7 +45,6 @@ from btrfs_ublk.image.repository import Repository
 from btrfs_ublk.image.store import ImageStore
 from btrfs_ublk.image.transfer import Pushed, fetch_blob, push_image
 
-SKOPEO = Program("skopeo", package="skopeo")
 AUTH = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
 
 
@@ -133,36 +130,6 @@ def test_by_digest_no_policy_is_needed(
         pulled = pull_image(target.at(digest), access, store, policy=policy)
         assert pulled.digest == image.sealed
         assert pulled.why == "named by its digest"
-
-
-def copied_by_skopeo(target: Reference, tmp_path: Path, *command: str) -> Path:
-    """Have skopeo copy an image to a layout, and return that."""
-    copied = tmp_path / "copied"
-    login = ["--src-creds", f"{USER}:{PASSWORD}", "--src-tls-verify=false"]
-    names = [f"docker://{target}", f"oci:{copied}:app"]
-    run(["skopeo", *command, *login, *names], timeout_s=60.0)
-    return copied
-
-
-def test_skopeo_carries_the_sealed_image_along(
-    target: Reference, access: RegistryAccess, need: Need, tmp_path: Path
-) -> None:
-    need(SKOPEO)
-    image = sealed_image(tmp_path / "image")
-    pushed(image, target, access)
-    copied = copied_by_skopeo(target, tmp_path, "copy", "--all")
-    # NB: skopeo writes the index anew, and leaves artifactType out of it.
-    there = Layout.opened(copied).find("app")
-    # And back, from its layout.
-    other = Reference(target.registry, f"{target.repository}/back", "app")
-    layout = Layout.opened(copied)
-    with open_repository(other, access, writing=True) as repository:
-        done = push_image(layout, there, other, repository)
-    assert done.digest == there.digest
-    pulled = pull_image(
-        other, access, ImageStore(tmp_path / "store"), policy=allowing(other)
-    )
-    assert pulled.digest == image.sealed
 
 
 def test_tokens_that_expire_are_renewed(

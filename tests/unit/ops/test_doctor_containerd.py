@@ -94,14 +94,3 @@ def test_containerd_2(plugin: str) -> None:
     asked = "references for the snapshotter"
     silent = plugin.replace("enable_remote_snapshot_annotations", "other")
     assert "exports lack" in problems(silent + SECOND)[asked]
-
-
-def test_the_plugin_has_another_name(plugin: str, tmp_path: Path) -> None:
-    renamed = printed(tmp_path, "--name", "overlaybd", "--diff")
-    second = SECOND.replace("btrfs-ublk", "overlaybd")
-    assert problems(f"version = 3\n{renamed}{second}") == {}
-    assert problems(f"version = 3\n{renamed}{SECOND}") == {
-        "CRI's snapshotter": "it is 'btrfs-ublk', and not 'overlaybd'"
-    }
-    both = problems(f"version = 3\n{plugin}{renamed}{second}")
-    assert "'btrfs-ublk' and 'overlaybd' have one address" in both["proxy plugin"]

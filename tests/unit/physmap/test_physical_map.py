@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from btrfs_ublk.physmap import ContiguousRun, MappingError, MapRow, PhysicalMap, rules
 from btrfs_ublk.physmap.columns import BINARY_MAGIC
-from btrfs_ublk.physmap.rows import type_code, type_text
 from btrfs_ublk.units import GIB, MIB
 
 BLOCK = 4096
@@ -204,40 +203,6 @@ def test_rows_are_as_given(rows: list[MapRow]) -> None:
     rows = [*rows, MapRow(1 << 50, BLOCK, 0, "hole", None, None, None, None, None)]
     assert list(mapped(rows)) == rows
     assert mapped(rows)[-1] == rows[-1] and mapped(rows)[1:] == rows[1:]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(
-            "regular",
-            "prealloc",
-            "inline",
-            "hole",
-            "type=9",
-            "regular,compression=zlib",
-        ),
-        *("prealloc,compression=lzo", "inline,compression=zstd"),
-        "regular,compression=17,encryption=2,other_encoding=65535",
-    ],
-)
-def test_extent_types_survive(text: str) -> None:
-    assert type_text(type_code(text)) == text
-    some = row(0, BLOCK, BASE, extent_type=text)
-    assert list(mapped([some, some])) == [some, some]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "what", "regular,", "regular,zlib", "regular,compression=", "zlib"),
-        *("regular,compression=256", "regular,type=1", "compression=zlib", "type=-1"),
-        *("regular,compression=1_0", "type=\u0661"),
-    ],
-)
-def test_wrong_extent_types_are_refused(text: str) -> None:
-    with pytest.raises(ValueError):
-        type_code(text)
 
 
 def test_other_binary_data_is_refused() -> None:

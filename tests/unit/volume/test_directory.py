@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from support.needs import moments
 from support.processes import killed_at_event
 
-from btrfs_ublk.base.signals import interruptible
 from btrfs_ublk.cli.gc import command as gc_command
 from btrfs_ublk.cli.volume import command
 from btrfs_ublk.errors import UsageError
@@ -87,23 +84,6 @@ def test_what_is_left_of_a_volume_can_be_removed(base: Path, files: list[str]) -
         (path / name).touch()
     assert [volume.state for volume in list_volumes(base=base)] == ["damaged"]
     remove_volume("kept", base=base)
-    assert [each.name for each in base.iterdir()] == [".lock"]
-
-
-def test_a_signal_comes_after_the_removal(
-    base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (base / "kept").mkdir(mode=0o700)
-    (base / "kept/definition.toml").touch()
-    unlink = os.unlink
-
-    def interrupted(*arguments: Any, **more: Any) -> None:
-        unlink(*arguments, **more)
-        signal.raise_signal(signal.SIGTERM)
-
-    monkeypatch.setattr(os, "unlink", interrupted)
-    with pytest.raises(KeyboardInterrupt), interruptible():
-        remove_volume("kept")
     assert [each.name for each in base.iterdir()] == [".lock"]
 
 

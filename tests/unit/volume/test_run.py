@@ -40,10 +40,6 @@ def test_users_that_are_not_there(tmp_path: Path, text: str) -> None:
         find_user(text, tmp_path)
 
 
-def test_an_image_without_users(tmp_path: Path) -> None:
-    assert find_user("", tmp_path) == User(0, 0, (0,), "/")
-
-
 def test_settings_of_a_config() -> None:
     settings = RunSettings.parse({"Env": ["A=b=c", "B"], "Cmd": ["x"], "User": None})
     assert settings.variables == {"A": "b=c", "B": ""}
@@ -51,11 +47,3 @@ def test_settings_of_a_config() -> None:
     assert RunSettings.parse(None).command == ()
     settings = RunSettings.parse({"Entrypoint": ["x", "y"], "Cmd": ["z"]})
     assert settings.command == ("x", "y", "z")
-
-
-@pytest.mark.parametrize(
-    "config", [{"Cmd": "sh"}, {"Env": [1]}, {"User": 7}, {"Cmd": ["a\0b"]}]
-)
-def test_a_config_that_is_wrong(config: dict[str, object]) -> None:
-    with pytest.raises(BtrfsUblkError, match="no text|no list of texts"):
-        RunSettings.parse(config)
