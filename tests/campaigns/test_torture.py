@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 from call_events import CALL_EVENTS
-from cut_off import programs
 from support.cgroups import MEMORY_GROUPS
 from support.containers import BUSYBOX, CONTAINERD, RUNC
 from support.needs import Need
 from support.paths import PROJECT
 from support.registry import REGISTRY
 
-from btrfs_ublk.base.capabilities import FUSE, Fio
+from btrfs_ublk.base.capabilities import FUSE
 
 TIMEOUT_S = 280
 
@@ -44,22 +43,8 @@ def test_usage() -> None:
     done = torture("nothing")
     assert done.returncode == 2 and "there are: bad-inputs, " in done.stderr
     assert torture().returncode == 2
-    for name in ("images", "cut-off"):
+    for name in ("images", "power"):
         assert "--rounds" in torture(name, "--help").stdout
-
-
-def test_what_makes_a_saved_guest_another_one(tmp_path: Path) -> None:
-    (tmp_path / "btrfs_ublk/base").mkdir(parents=True)
-    (tmp_path / "tests").mkdir()
-    module = tmp_path / "btrfs_ublk/base/module.py"
-    module.write_text("one\n")
-    before = programs(tmp_path, "7.3")
-    assert programs(tmp_path, "7.3") == before != programs(tmp_path, "7.4")
-    module.write_text("two\n")
-    assert programs(tmp_path, "7.3") != before
-    module.write_text("one\n")
-    (tmp_path / "tests/new.py").touch()
-    assert programs(tmp_path, "7.3") != before
 
 
 @pytest.mark.device
@@ -129,19 +114,3 @@ def test_reads_under_load(sparse_path: Path, need: Need) -> None:
     assert done.returncode == 0, done.stderr
     assert "6 rounds with seed 1" in done.stderr and " 0 failures" in done.stderr
     assert "the OOM killer took" in done.stderr
-
-
-@pytest.mark.device
-@pytest.mark.fuse
-def test_suites_of_others(sparse_path: Path, need: Need) -> None:
-    need(FUSE, Fio("libaio"))
-    output = sparse_path / "results.json"
-    done = torture(
-        *("suites", "--suite=fio", "--suite=fsx", "--fstests", sparse_path),
-        *("--parent", sparse_path, "-o", output),
-    )
-    assert done.returncode == 0, done.stderr
-    fio, fsx, afterwards = json.loads(output.read_text())["results"]
-    assert fio["tests"] == 4 and fio["failed"] == 0 and fio["kills"] > 0
-    assert "--fstests" in fsx["skipped"]
-    assert afterwards["problems"] == []
