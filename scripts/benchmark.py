@@ -1,12 +1,23 @@
 #!/usr/bin/env python3
-"""One benchmark run, from a checkout: btrfs-ublk bench run; see --help."""
+"""The benchmarks from a checkout, whose .venv is set up first where it is not there:
+benchmark.py is btrfs-ublk bench run; and links to it, benchmark_matrix.py and
+benchmark_matrix_summarize.py, are bench matrix and summarize. See --help.
+"""
 
+import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
-sys.dont_write_bytecode = True
-sys.path.insert(0, str(Path(__file__).resolve().parent / "lib"))
+NOUNS = {"benchmark": "run", "benchmark_matrix": "matrix"}
+SCRIPTS = Path(__file__).resolve().parent
 
-from venv_command import execute  # noqa: E402
-
-execute("bench", "run")
+command = SCRIPTS.parent / ".venv/bin/btrfs-ublk"
+if not command.exists() or shutil.which("fio") is None:
+    # What it says belongs to stderr: stdout is for results.
+    setup = [str(SCRIPTS / "setup"), "--bench"]
+    if status := subprocess.run(setup, stdout=sys.stderr, check=False).returncode:
+        sys.exit(status)
+noun = NOUNS.get(Path(__file__).stem, "summarize")
+os.execv(command, [str(command), "bench", noun, *sys.argv[1:]])

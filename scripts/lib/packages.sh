@@ -15,9 +15,8 @@ packages_of_part() { # build|demo|bench|test|package|vm|arm64|arm64-root
         echo btrfs-progs kmod util-linux mount docker-registry
         ;;
     bench)
-        # fio, stress-ng (campaigns), and what only comparisons need: EROFS, xfs, ext4,
-        # other lazy mounts, pigz.
-        echo fio stress-ng erofs-utils xfsprogs e2fsprogs nbdkit libnbd-bin rclone fuse3 pigz
+        # fio, and what only comparisons need: EROFS, xfs, ext4, other lazy mounts, pigz.
+        echo fio erofs-utils xfsprogs e2fsprogs nbdkit libnbd-bin rclone fuse3 pigz
         ;;
     test)
         # nginx: a real server that data are fetched from; skopeo: a client of

@@ -5,6 +5,11 @@ say() {
     printf '%s: %s\n' "${0##*/}" "$*" >&2
 }
 
+# usage: the comment at the top of the script.
+usage() {
+    sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"
+}
+
 die() {
     say "$@"
     exit 1

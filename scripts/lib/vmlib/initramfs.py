@@ -7,7 +7,7 @@ it and no length limit of the kernel command line applies.
 import lzma
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from .debian_kernel import module_files
@@ -20,24 +20,17 @@ _DIRECTORY, _FILE, _SYMLINK = 0o040755, 0o100755, 0o120777
 _MODULES = ("virtio_pci", "virtio_console", "virtiofs", "overlay")
 
 
-def build(
-    path: Path,
-    *,
-    kernel: Kernel,
-    files: dict[str, bytes],
-    modules: Sequence[str] = (),
-) -> None:
-    """Write the initramfs for `kernel`, with `files` (name -> content) in /run/vm, and
-    more modules than it takes to reach a shared root."""
+def build(path: Path, *, kernel: Kernel, files: dict[str, bytes]) -> None:
+    """Write the initramfs for `kernel`, with `files` (name -> content) in /run/vm."""
     with open(path, "wb") as out:
-        entries = _entries(kernel, files, [*_MODULES, *modules])
-        for number, (name, mode, content) in enumerate(entries):
+        for number, entry in enumerate(_entries(kernel, files)):
+            name, mode, content = entry
             out.write(_cpio_entry(name, mode, content, number))
         out.write(_cpio_entry("TRAILER!!!", 0, b"", 0))
 
 
 def _entries(
-    kernel: Kernel, files: dict[str, bytes], modules: Sequence[str]
+    kernel: Kernel, files: dict[str, bytes]
 ) -> Iterator[tuple[str, int, bytes]]:
     for name in ("bin", "dev", "modules", "proc", "sys", "run", "run/vm"):
         yield name, _DIRECTORY, b""
@@ -49,7 +42,7 @@ def _entries(
     for name, content in files.items():
         yield f"run/vm/{name}", _FILE, content
     if kernel.modules_base is not None:
-        order = module_files(kernel.modules_base, kernel.release, modules)
+        order = module_files(kernel.modules_base, kernel.release, _MODULES)
         for number, module in enumerate(order):
             # Numbered, as the shell's glob is then the loading order.
             name = f"modules/{number:02}-{module.name.split('.')[0]}.ko"
