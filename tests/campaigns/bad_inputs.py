@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,20 +23,23 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import campaign
 import click
 import psutil
+from support.processes import stop
 
 from btrfs_ublk.base.entry import run_command
+from btrfs_ublk.device.state import RUN_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.mountinfo import read_mountinfo
+from btrfs_ublk.kernel.temporary import loops_below
 
 PROJECT = Path(__file__).parents[2]
 CASES = Path(__file__).with_suffix(".txt")
-ROOT = Path(os.environ.get("TMPDIR", "/dev/shm"), "bad-inputs")
-WORK = ROOT / "work"
 _LONGEST_S = 10.0
+_ME = psutil.Process()
 
 PRELUDE = """
 B=$(dirname "$PYTHON")/btrfs-ublk
@@ -81,123 +83,112 @@ UNDO = "{ b volume down x && b volume remove x --yes; b device down x; } 2> /dev
 TEARDOWN = "b device down p; umount small ro; b volume down v"
 
 
-def _environment() -> dict[str, str]:
-    build = max(PROJECT.glob("build/cp*/build.ninja")).parent
-    return {
-        **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
-        **{
-            f"BTRFS_UBLK_{x}_DIR": str(ROOT / x.lower())
-            for x in ("RUN", "STATE", "VOLUMES", "CONFIG")
-        },
-        "PYTHONPATH": str(PROJECT),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "BTRFS_UBLK_HELPERS": str(build / "csrc/tools"),
-        "LC_ALL": "C.UTF-8",
-        "PYTHON": sys.executable,
-    }
+class Cases:
+    """Runs cases in the directory ``work`` of ``top``."""
 
+    def __init__(self, top: Path) -> None:
+        self._top, self._work = top, top / "work"
+        self._work.mkdir()
+        build = max(PROJECT.glob("build/cp*/build.ninja")).parent
+        self._environment = os.environ | {
+            "PYTHONPATH": str(PROJECT),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "BTRFS_UBLK_HELPERS": str(build / "csrc/tools"),
+            "LC_ALL": "C.UTF-8",
+            "PYTHON": sys.executable,
+        }
+        # Nobody may come here, too.
+        top.chmod(0o755)
 
-def _bash(
-    text: str, environment: dict[str, str], **more: object
-) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
-        ["bash", "-c", PRELUDE + text],
-        cwd=WORK,
-        env=environment,
-        start_new_session=True,
-        **more,
-    )
-
-
-def _state() -> set[str]:
-    """Return the state that a case must not change."""
-    found = {f"mount {x.target}" for x in read_mountinfo() if ROOT in x.target.parents}
-    for link in Path("/sys/block").glob("loop*/loop/backing_file"):
-        with suppress(OSError):
-            backing = link.read_text().strip()
-            if backing.startswith(str(ROOT)):
-                found.add(f"{link.parent.parent.name} of {backing}")
-    for process in psutil.process_iter():
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(
-                "BTRFS_UBLK_RUN_DIR"
-            ) == str(ROOT / "run"):
-                found.add(f"process {process.pid} {' '.join(process.cmdline())}")
-        except psutil.Error:
-            pass
-    for path in ROOT.rglob("*"):
-        within = str(path.relative_to(ROOT))
-        # Leave out files of a server whose volume is up, and commands' ledgers.
-        if not re.match(
-            r"volumes/v/|work/(mnt|cache)/|run/devices/[pv]/|state", within
-        ):
-            found.add(f"file {within}")
-    return found
-
-
-def _run(text: str, environment: dict[str, str]) -> tuple[int, str, float]:
-    """Return the exit status, stdout and stderr, and the duration in seconds."""
-    began_s = time.monotonic()
-    with tempfile.TemporaryFile() as said:
-        child = _bash(
-            text, environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said
+    def bash(self, text: str, **more: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            ["bash", "-c", PRELUDE + text],
+            cwd=self._work,
+            env=self._environment,
+            start_new_session=True,
+            **more,
         )
-        try:
-            status = child.wait(timeout=3 * _LONGEST_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            status = child.wait()
-        said.seek(0)
-        output = said.read().decode(errors="backslashreplace")
-    return status, output, time.monotonic() - began_s
+
+    def state(self) -> set[str]:
+        """Return the state that a case must not change."""
+        top = self._top
+        found = {f"mount {x}" for x in read_mountinfo() if top in x.target.parents}
+        found |= {f"{name} of {file}" for name, file in loops_below(top)}
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                run = process.environ().get(RUN_VARIABLE)
+                if process.status() != psutil.STATUS_ZOMBIE and process != _ME:
+                    if run == os.environ[RUN_VARIABLE]:
+                        found.add(f"process {process.pid} {process.cmdline()}")
+        for path in top.rglob("*"):
+            within = str(path.relative_to(top))
+            # Leave out files of a server whose volume is up, and commands' ledgers.
+            if not re.match(
+                r"volumes/v/|work/(mnt|cache)/|run/devices/[pv]/|state", within
+            ):
+                found.add(f"file {within}")
+        return found
+
+    def judge(self, case: str, before: set[str]) -> list[str]:
+        """Run a case, print what it did, and return what of that is wrong."""
+        expected, _, text = case.partition(": ")
+        statuses, _, made = expected.partition(" -> ")
+        status, output, took_s = self._run(text)
+        if made:
+            (self._work / made).unlink(missing_ok=True)
+        left = sorted(self.state() ^ before)
+        complaints = {
+            f"the exit status is none of {statuses}": str(status)
+            in statuses.split("|"),
+            "a traceback": "Traceback" not in output,
+            "too slow": took_s < _LONGEST_S,
+            f"left, or gone: {left}": not left,
+        }
+        found = [text for text, is_well in complaints.items() if not is_well]
+        lines = [f"$ {text}   [{status}, {took_s:.1f} s]"]
+        lines += [f"  {line}" for line in output.splitlines()[:6]]
+        print("\n".join([*lines, *(f"  !!! {x}" for x in found)]), flush=True)
+        return [f"{text}: {x}" for x in found]
+
+    def _run(self, text: str) -> tuple[int, str, float]:
+        """Return the exit status, stdout and stderr, and the duration in seconds."""
+        began_s = time.monotonic()
+        with tempfile.TemporaryFile() as said:
+            child = self.bash(text, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+            try:
+                status = child.wait(timeout=3 * _LONGEST_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+                status = child.wait()
+            said.seek(0)
+            output = said.read().decode(errors="backslashreplace")
+        return status, output, time.monotonic() - began_s
 
 
-def _judge(case: str, environment: dict[str, str], before: set[str]) -> bool:
-    """Run a case, print what it did, and return whether that is right."""
-    expected, _, text = case.partition(": ")
-    statuses, _, made = expected.partition(" -> ")
-    status, output, took_s = _run(text, environment)
-    if made:
-        (WORK / made).unlink(missing_ok=True)
-    left = sorted(_state() ^ before)
-    complaints = {
-        f"the exit status is none of {statuses}": str(status) in statuses.split("|"),
-        "a traceback": "Traceback" not in output,
-        "too slow": took_s < _LONGEST_S,
-        f"left, or gone: {left}": not left,
-    }
-    print(f"$ {text}   [{status}, {took_s:.1f} s]")
-    print("".join(f"  {line}\n" for line in output.splitlines()[:6]), end="")
-    for complaint in (text for text, is_well in complaints.items() if not is_well):
-        print(f"  !!! {complaint}", flush=True)
-    return all(complaints.values())
-
-
-@click.command(context_settings=campaign.SETTINGS | {"ignore_unknown_options": True})
-@click.argument("words", nargs=-1)
-def command(words: Sequence[str]) -> None:
-    """Run the cases that contain one of WORDS, or all."""
-    environment = _environment()
+@campaign.command(
+    "bad-inputs",
+    click.argument("words", nargs=-1, type=click.UNPROCESSED),
+    on_disks=False,
+    seeded=False,
+)
+def command(run: campaign.Run, words: Sequence[str]) -> None:
+    """Run the cases that contain one of WORDS (after --), or all."""
+    cases = Cases(run.directory)
     lines = [x for x in CASES.read_text().splitlines() if not x.startswith("#")]
-    cases = [x for x in lines if not words or any(word in x for word in words)]
-    WORK.mkdir(parents=True)
-    web_server = _bash(WEB_SERVER, environment, stderr=subprocess.DEVNULL)
-    try:
-        if _bash(SETUP, environment).wait(timeout=120):
-            raise BtrfsUblkError("cannot make what the cases need")
-        wrong: list[str] = []
-        before = _state()
-        for case in cases:
-            if not _judge(case, environment, before):
-                wrong.append(case)
-                _bash(UNDO, environment).wait(timeout=120)
-                before = _state()
-        campaign.conclude(wrong, rounds=len(cases))
-    finally:
-        _bash(TEARDOWN, environment).wait(timeout=120)
-        web_server.terminate()
-        web_server.wait(timeout=10)
-        shutil.rmtree(ROOT)
+    web_server = cases.bash(WEB_SERVER, stderr=subprocess.DEVNULL)
+    run.stack.callback(stop, web_server)
+    run.stack.callback(lambda: cases.bash(TEARDOWN).wait(timeout=120))
+    if cases.bash(SETUP).wait(timeout=120):
+        raise BtrfsUblkError("cannot make what the cases need")
+    before = cases.state()
+    for case in lines:
+        if words and not any(word in case for word in words):
+            continue
+        problems = cases.judge(case, before)
+        run.add({"case": case, "problems": problems})
+        if problems:
+            cases.bash(UNDO).wait(timeout=120)
+            before = cases.state()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from --seed.
 from __future__ import annotations
 
 import hashlib
-import random
 import signal
 import socket
 import subprocess
@@ -25,16 +24,17 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from itertools import combinations, permutations
+from itertools import combinations, cycle, permutations
 from pathlib import Path
+from typing import Any
 
 import campaign
 import click
 import grpc
 import psutil
-from campaign import by_kind, summed, timed
+from campaign import Run, by_kind, summed, timed
 from killable import Signal, have_all_supervised, serving, signal_at_once, soon
 from shadow import Writer, shadowed_writer
 from support.containers import (
@@ -52,16 +52,16 @@ from support.processes import stop
 from support.registry import REGISTRY, registry_server
 from support.verified_reads import drop_pages
 
-from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, require
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
 from btrfs_ublk.base.entry import run_command
-from btrfs_ublk.base.process import ProcessIdentity, run
-from btrfs_ublk.bench import options
+from btrfs_ublk.base.process import ProcessIdentity
+from btrfs_ublk.base.process import run as run_program
 from btrfs_ublk.bench.report import Document, Result, Table
 from btrfs_ublk.bench.study import Column
 from btrfs_ublk.device import show_device
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.image.access import RegistryAccess
-from btrfs_ublk.kernel.temporary import loops_below, tempdir
+from btrfs_ublk.kernel.temporary import loops_below
 from btrfs_ublk.units import GIB, KIB, MIB
 from btrfs_ublk.volume import list_volumes
 
@@ -104,6 +104,16 @@ KINDS: dict[str, Sequence[str]] = {
 LONGEST_S = 5
 
 
+@contextmanager
+def _named_errors() -> Iterator[None]:
+    """Raise BtrfsUblkError for all that a round may end with."""
+    try:
+        yield
+    except (grpc.RpcError, grpc.FutureTimeoutError, AssertionError, OSError) as error:
+        said = error.details() if isinstance(error, grpc.Call) else str(error)
+        raise BtrfsUblkError(said or type(error).__name__) from error
+
+
 class Container:
     """A container that is to live on, and its root directory as the host sees it."""
 
@@ -135,22 +145,23 @@ class Campaign:
 
     def __init__(
         self,
-        directory: Path,
+        run: Run,
         place: Place,
         host: Host,
         *,
         containers: int,
         writers: int,
-        seed: int,
+        modes: Sequence[str],
         deadline_s: int,
         other: Path,
     ) -> None:
         self._builds = [sys.executable, str(other)]
-        self._top, self._place, self._host = directory, place, host
+        self._top, self._place, self._host = run.directory, place, host
         self._number, self._writing = containers, writers
-        self._chances = random.Random(seed)
+        self._modes = cycle(modes)
+        self._chances = run.chances
         self._deadline_s = deadline_s
-        self._content = directory / "content"
+        self._content = self._top / "content"
         self._content.write_bytes(self._chances.randbytes(_LAZY_BYTES))
         self._image, self._pause = self._push()
         self._configure()
@@ -181,56 +192,28 @@ class Campaign:
         self._options: list[str | Path] = ["--ca-file", registry.ca_file]
         self._options += ["--writable=2G", "--require-lazy=all"]
 
-    def run(
-        self,
-        kinds: Sequence[str],
-        *,
-        modes: Sequence[str],
-        limit_s: float,
-        session: int,
-    ) -> Generator[Result, None, None]:
-        """Yield the result of each round. All is made anew after ``session`` of them,
-        and after one that failed; containers are of the modes in turn."""
-        end_s = time.monotonic() + limit_s
-        numbered = list(enumerate(kinds, 1))
-        for mode in [*modes] * len(kinds):
-            if not numbered or time.monotonic() >= end_s:
-                return
-            self._host.options = [*self._options, "--mode", mode]
-            result: Result = {}
-            (self._host.work / "snapshotter.sock").unlink(missing_ok=True)
-            with self._serving():
-                before = self._before()
-                with self._pods():
-                    for _ in range(session):
-                        if not numbered or time.monotonic() >= end_s:
-                            break
-                        if result:
-                            yield result
-                        number, kind = numbered.pop(0)
-                        result = {"what": "round", "number": number, "kind": kind}
-                        result |= {"mode": mode, "problems": []}
-                        result["undisturbed_s"] = self._undisturbed_s
-                        self._try(self._round, kind, result)
-                        if result["problems"]:
-                            break
-                self._try(self._compare_leftovers, before, result)
-            if result:
-                yield result
+    @contextmanager
+    def bed(self, of_bed: Result) -> Iterator[Callable[[Result], None]]:
+        """Have all that serves, and containers of the next mode; at its end, nothing
+        may be left."""
+        mode = next(self._modes)
+        self._host.options = [*self._options, "--mode", mode]
+        (self._host.work / "snapshotter.sock").unlink(missing_ok=True)
 
-    def _try(self, step: Callable[..., None], *words: object) -> None:
-        """Take a step of a round, the last of whose words is its result."""
-        result = words[-1]
-        assert isinstance(result, dict)
-        try:
-            step(*words)
-        except (
-            *(BtrfsUblkError, grpc.RpcError, grpc.FutureTimeoutError),
-            *(AssertionError, OSError),
-        ) as error:
-            said = error.details() if isinstance(error, grpc.Call) else str(error)
-            what = said or type(error).__name__
-            result.setdefault("problems", []).append(f"ended early: {what}")
+        def do(result: Result) -> None:
+            result |= {"mode": mode, "undisturbed_s": self._undisturbed_s}
+            with _named_errors():
+                self._round(result["kind"], result)
+
+        with self._serving():
+            before = self._before()
+            with self._pods():
+                yield do
+            try:
+                with _named_errors():
+                    self._compare_leftovers(before, of_bed)
+            except BtrfsUblkError as error:
+                of_bed["problems"].append(str(error))
 
     # What serves.
 
@@ -408,7 +391,7 @@ class Campaign:
         self._start("snapshotter")
         for volume in list_volumes():
             argv = [self._host.python, "-P", "-m", "btrfs_ublk.cli.main", "device"]
-            run([*argv, "upgrade", volume.name], timeout_s=_TIMEOUT_S)
+            run_program([*argv, "upgrade", volume.name], timeout_s=_TIMEOUT_S)
         self._restarted_s = time.monotonic()
 
     def _processes(self, role: str) -> list[ProcessIdentity]:
@@ -520,7 +503,7 @@ class Campaign:
             result["operations"] += paused["operations"]
             problems += paused["errors"]
             problems += writer.ask("compare")["differences"]
-        run(
+        run_program(
             ["btrfs", "filesystem", "sync", self._containers[0].root],
             timeout_s=_TIMEOUT_S,
             ok_statuses=range(256),  # it does not know overlays
@@ -584,7 +567,9 @@ class Campaign:
                     found[f"mount {target}"] += 1
         found += Counter(f"loop device of {file}" for _, file in loops_below(self._top))
         mount = self._host.root.parent
-        listed = run(["btrfs", "subvolume", "list", mount], timeout_s=_TIMEOUT_S).stdout
+        listed = run_program(
+            ["btrfs", "subvolume", "list", mount], timeout_s=_TIMEOUT_S
+        ).stdout
         found += Counter(f"subvolume {x.split()[-1]}" for x in listed.splitlines())
         blobs = self._host.work / "root/io.containerd.content.v1.content/blobs"
         places = [self._top / name for name in ("run", "volumes", "images")]
@@ -624,103 +609,57 @@ def tables(document: Document) -> list[Table]:
     return [by_kind(title, rounds, columns, note=note)]
 
 
-@click.command(context_settings=campaign.SETTINGS)
-@click.option("--rounds", type=campaign.COUNT, default=100)
-@campaign.kind_option(KINDS, "all kinds, in random order")
-@click.option(
-    "--mode",
-    "modes",
-    type=click.Choice(["snapshot", "overlay"]),
-    multiple=True,
-    help="What containers are.  [default: both in turn]",
+@campaign.command(
+    "containers",
+    click.option(
+        "--mode",
+        "modes",
+        type=click.Choice(["snapshot", "overlay"]),
+        multiple=True,
+        default=["snapshot", "overlay"],
+        help="What containers are, in turn.",
+    ),
+    click.option("--containers", type=campaign.COUNT, default=20),
+    click.option(
+        "--writers",
+        type=campaign.COUNT,
+        default=2,
+        help="In how many of them files are changed.",
+    ),
+    click.option(
+        "--session",
+        type=campaign.COUNT,
+        default=10,
+        help="Rounds after which all is removed.",
+    ),
+    campaign.other_option,
+    campaign.deadline_option,
+    tables=tables,
+    needs=(ROOT, BTRFS, LOOP, FUSE, REGISTRY, CONTAINERD, RUNC, BUSYBOX),
+    rounds=100,
+    kinds=KINDS,
+    recorded=("containers", "writers", "session"),
 )
-@click.option("--containers", type=campaign.COUNT, default=20, show_default=True)
-@click.option(
-    "--writers",
-    type=campaign.COUNT,
-    default=2,
-    show_default=True,
-    help="In how many of them files are changed.",
-)
-@click.option(
-    "--session",
-    type=campaign.COUNT,
-    default=10,
-    show_default=True,
-    help="Rounds after which all is removed.",
-)
-@campaign.other_option
-@campaign.seed_option
-@campaign.deadline_option
-@campaign.limit_option
-@options.parent_option
-@campaign.output_option
-def command(
-    rounds: int,
-    only: Sequence[str],
-    modes: Sequence[str],
-    containers: int,
-    writers: int,
-    session: int,
-    other: Path,
-    seed: int,
-    deadline_s: int,
-    limit_s: float,
-    parent: Path,
-    output: Path | None,
-) -> None:
+def command(run: Run, session: int, **settings: Any) -> None:
     """Kill what containers of containerd stand on, and look whether they notice.
 
     Fails when a container ends, a byte is wrong or lost, a read or write fails, none
     can be started afterwards, or anything is left after all were removed.
     """
-    require(ROOT, BTRFS, LOOP, FUSE, REGISTRY, CONTAINERD, RUNC, BUSYBOX)
-    chances = random.Random(seed)
-    kinds: list[str] = []
-    while len(kinds) < rounds:
-        chosen = list(only or KINDS)
-        kinds += chosen if only else chances.sample(chosen, len(chosen))
-    parameters = {"rounds": rounds, "seed": seed, "containers": containers}
-    parameters |= {"writers": writers, "session": session}
-    with ExitStack() as stack:
-        directory = stack.enter_context(tempdir(parent=parent))
-        for name in ("registry", "work"):
-            (directory / name).mkdir()
-        server = stack.enter_context(registry_server(directory / "registry", tls=True))
-        stack.enter_context(campaign.apart(directory))
-        mount = stack.enter_context(new_btrfs(directory, size_bytes=8 * GIB))
-        run(["mount", "--make-shared", mount], timeout_s=_TIMEOUT_S)
-        access = RegistryAccess(ca_file=server.ca_file)
-        place = Place(directory, server, access, stack.close)
-        place.allow()
-        host = Host(directory / "work", mount / "root")
-        made = Campaign(
-            directory,
-            place,
-            host,
-            containers=containers,
-            writers=writers,
-            seed=seed,
-            deadline_s=deadline_s,
-            other=other,
-        )
-        results = campaign.Results(
-            *("containers", tables),
-            parameters=parameters,
-            directory=directory,
-            output=output,
-        )
-        with results:
-            found = made.run(
-                kinds[:rounds],
-                modes=modes or ["snapshot", "overlay"],
-                limit_s=limit_s,
-                session=session,
-            )
-            results.add_all(
-                found, lambda x: f"{x.get('new_s', 0):.1f} s until a new container"
-            )
-    results.conclude(seed=seed)
+    top, stack = run.directory, run.stack
+    for name in ("registry", "work"):
+        (top / name).mkdir()
+    server = stack.enter_context(registry_server(top / "registry", tls=True))
+    mount = stack.enter_context(new_btrfs(top, size_bytes=8 * GIB))
+    run_program(["mount", "--make-shared", mount], timeout_s=_TIMEOUT_S)
+    place = Place(top, server, RegistryAccess(ca_file=server.ca_file), stack.close)
+    place.allow()
+    made = Campaign(run, place, Host(top / "work", mount / "root"), **settings)
+    run.do_rounds(
+        made.bed,
+        lambda x: f"{x.get('new_s', 0):.1f} s until a new container",
+        session=session,
+    )
 
 
 if __name__ == "__main__":

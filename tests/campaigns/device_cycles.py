@@ -1,5 +1,4 @@
-"""Brings volumes up and down many times, several at once, to see how long that takes,
-and whether anything grows.
+"""Brings volumes up and down many times, several at once: nothing may grow.
 
 ``scripts/torture device-cycles --help``
 """
@@ -9,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -18,19 +17,19 @@ from pathlib import Path
 import campaign
 import click
 import psutil
+from campaign import Run
 
-from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, UBLK, require
+from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT
 from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.base.ledger import process_ledger
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.report import Document, Result, Table
-from btrfs_ublk.bench.stats import latency_record
 from btrfs_ublk.bench.study import Column, listing
 from btrfs_ublk.device import show_device
 from btrfs_ublk.device.state import device_directory
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.mountinfo import read_mountinfo
-from btrfs_ublk.kernel.temporary import loops_below, tempdir
+from btrfs_ublk.kernel.temporary import loops_below
 from btrfs_ublk.server import FrontEndName
 from btrfs_ublk.units import GIB, KIB, MIB
 from btrfs_ublk.volume import (
@@ -85,10 +84,6 @@ def _settle() -> None:
     time.sleep(_SETTLE_S)  # nothing signals the end of a grace period
 
 
-def _ends(start: int, end: int, parts: int) -> list[int]:
-    return [start + (end - start) * part // parts for part in range(1, parts + 1)]
-
-
 class VolumeCycles:
     """Volumes that are brought up and down again and again, several at a time. One more
     stays up, as the daemon ends without any."""
@@ -129,26 +124,18 @@ class VolumeCycles:
         up_volume(name, self._definitions[name])
         down_volume(name)
 
-    def run(self, cycles: int) -> dict[str, list[int]]:
-        """Do so many cycles, and return nanoseconds of each step of each."""
-        parts = [0, *_ends(0, cycles, len(self._names))]
-        shares = [end - begin for begin, end in zip(parts, parts[1:], strict=False)]
-        times: dict[str, list[int]] = {"add": [], "read": [], "remove": []}
-        for result in self._pool.map(self._several, self._names, shares):
-            for step, taken_ns in result.items():
-                times[step] += taken_ns
-        return times
+    def run(self, cycles: int) -> None:
+        """Do so many cycles."""
+        each, more = divmod(cycles, len(self._names))
+        shares = [each + (number < more) for number in range(len(self._names))]
+        list(self._pool.map(self._several, self._names, shares))
 
-    def _several(self, name: str, cycles: int) -> dict[str, list[int]]:
+    def _several(self, name: str, cycles: int) -> None:
         path = self._top / f"mnt-{name}/file"
-        times: dict[str, list[int]] = {"add": [], "read": [], "remove": []}
         for number in range(cycles):
-            moments = [time.monotonic_ns()]
             up_volume(name, self._definitions[name])
-            moments.append(time.monotonic_ns())
             if path.read_bytes() != self._content:
                 raise BtrfsUblkError(f"{path} reads wrong data")
-            moments.append(time.monotonic_ns())
             self._tags.add(device_directory(name).spec().tag)
             if number == cycles - 1:
                 state = show_device(name).state
@@ -158,12 +145,7 @@ class VolumeCycles:
                     status = Path(f"/proc/{keeper.process.pid}/status")
                     used = _kib_of(status, "RssAnon") * KIB
                     self._keeper_bytes = max(self._keeper_bytes, used)
-            begin_ns = time.monotonic_ns()
             down_volume(name)
-            moments.append(moments[-1] + time.monotonic_ns() - begin_ns)
-            for step, begin, end in zip(times, moments, moments[1:], strict=False):
-                times[step].append(end - begin)
-        return times
 
     def counts(self) -> dict[str, int]:
         """Return counts that must not grow, while all but one are down. Of the daemon:
@@ -216,7 +198,7 @@ def run_cycles(volumes: VolumeCycles, *, cycles: int, stretch: int) -> Iterator[
     ends = [*range(stretch, cycles, stretch), cycles]
     begin = 0
     for end in ends:
-        times = volumes.run(end - begin)
+        volumes.run(end - begin)
         now = volumes.counts()
         for _ in range(_LOOKS):
             if any(now[x] > first.get(x, now[x]) for x in now if x in _SOON_GONE):
@@ -226,11 +208,9 @@ def run_cycles(volumes: VolumeCycles, *, cycles: int, stretch: int) -> Iterator[
         third = max(1, len(slabs) // 3)
         slab = {"slab_bytes": min(slabs[:third])}, {"slab_bytes": min(slabs[-third:])}
         compared = now | (slab[1] if end == cycles else {"slab_bytes": 0})
-        yield {
-            "cycles": end,
-            "counts": now,
-            "times": {name: latency_record(values) for name, values in times.items()},
-            "growth": growth(first | slab[0], compared, cycles=end - ends[0]),
+        grown = growth(first | slab[0], compared, cycles=end - ends[0])
+        yield {"cycles": end, "counts": now, "growth": grown} | {
+            "problems": list(grown.values())
         }
         begin = end
 
@@ -241,91 +221,44 @@ def _count(name: str) -> Column:
     return Column(head, lambda its: float(its[0]["counts"][name]), 0, scale)
 
 
-def _time(head: str, step: str, quantile: str) -> Column:
-    def of(its: Sequence[Result]) -> float:
-        return float(its[0]["times"][step][f"{quantile}_us"])
-
-    return Column(head, of, 1, 1e-3)
-
-
 def tables(document: Document) -> list[Table]:
-    """Make a table of stretches, and one of what grew."""
     results = document["results"]
-    grown = [
-        (f"{result['cycles']} cycles", text)
-        for result in results
-        for text in result["growth"].values()
-    ]
-    cycles = listing(
-        "Volumes up and down",
-        results,
-        (
-            Column("cycles", "cycles"),
-            *(_time("up ms", "add", "p50"), _time("p99", "add", "p99")),
-            *(_time("down ms", "remove", "p50"), _time("p99", "remove", "p99")),
-            *map(_count, results[0]["counts"]),
-        ),
-        note="Medians of the cycles since the row above, of several volumes at a time; "
-        "counted while all were down.",
-    )
-    return [
-        cycles,
-        *([Table("What grew", ("in", "what"), grown, left=2)] * bool(grown)),
-    ]
+    columns = [Column("cycles", "cycles"), *map(_count, results[0]["counts"])]
+    note = "Counted while all volumes but one were down."
+    return [listing("Volumes up and down", results, columns, note=note)]
 
 
-@click.command(context_settings=campaign.SETTINGS)
-@click.option("--cycles", type=click.IntRange(min=20), default=1000)
-@click.option("--front-end", type=click.Choice(["ublk", "fuse"]), default="fuse")
-@click.option(
-    "--volumes",
-    type=click.IntRange(1, 64),
-    default=4,
-    help="So many are brought up and down at a time.",
+@campaign.command(
+    "device-cycles",
+    click.option("--cycles", type=click.IntRange(min=20), default=1000),
+    click.option(
+        "--volumes",
+        type=click.IntRange(1, 64),
+        default=4,
+        help="So many are brought up and down at a time.",
+    ),
+    click.option(
+        "--stretch", type=campaign.COUNT, default=500, help="Cycles between two looks."
+    ),
+    tables=tables,
+    needs=(ROOT, BTRFS, LOOP),
+    seeded=False,
+    front_ends=True,
+    recorded=("cycles", "volumes", "stretch"),
 )
-@click.option(
-    "--stretch", type=campaign.COUNT, default=500, help="Cycles between two looks."
-)
-@campaign.limit_option
-@options.parent_option
-@campaign.output_option
-def command(
-    cycles: int,
-    front_end: FrontEndName,
-    volumes: int,
-    stretch: int,
-    limit_s: float,
-    parent: Path,
-    output: Path | None,
-) -> None:
+def command(run: Run, cycles: int, volumes: int, stretch: int) -> None:
     """Bring volumes up, read a file, and take them down, many times.
 
-    Exit status 1: the kernel's memory, open files, the daemon, mounts, processes or
-    files grew by more than they may.
+    Fails when the kernel's memory, open files, the daemon, mounts, processes or files
+    grew by more than they may.
     """
-    require(ROOT, BTRFS, LOOP, UBLK if front_end == "ublk" else FUSE)
     process_ledger()
-    parameters = {"cycles": cycles, "front_end": front_end}
-    results = campaign.Results(
-        "device_cycles",
-        tables,
-        parameters=parameters | {"volumes": volumes, "stretch": stretch},
-        directory=parent,
-        output=output,
-        faults=lambda document: [
-            str(x["growth"]) for x in document["results"] if x["growth"]
-        ],
-    )
-    done, end_s = 0, time.monotonic() + limit_s
-    with results, tempdir(parent=parent) as top, campaign.apart(top):
-        with VolumeCycles(top, front_end, volumes) as made:
-            for result in run_cycles(made, cycles=cycles, stretch=stretch):
-                results.add(result, rounds=result["cycles"] - done)
-                done = result["cycles"]
-                options.progress(f"{done} cycles {result['growth'] or ''}")
-                if time.monotonic() > end_s:
-                    break
-    results.conclude()
+    with VolumeCycles(run.directory, run.front_end, volumes) as made:
+        for result in run_cycles(made, cycles=cycles, stretch=stretch):
+            run.add(result, rounds=result["cycles"] - run.done)
+            options.progress(f"{run.done} cycles {result['growth'] or ''}")
+            if not run.in_time():
+                break
 
 
 if __name__ == "__main__":

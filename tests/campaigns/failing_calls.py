@@ -17,16 +17,15 @@ import random
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import campaign
 import click
 
-from btrfs_ublk.base.capabilities import Program, require
+from btrfs_ublk.base.capabilities import Program
 from btrfs_ublk.base.entry import PathType, run_command
 from btrfs_ublk.base.helpers import (
     CHECKSEED,
@@ -38,7 +37,7 @@ from btrfs_ublk.base.helpers import (
 )
 from btrfs_ublk.base.process import run
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.report import Document, Table
+from btrfs_ublk.bench.report import Document, Result, Table
 from btrfs_ublk.bench.study import Column, table
 from btrfs_ublk.kernel.temporary import tempdir
 
@@ -251,6 +250,19 @@ class Subject:
             problem = ""
         return Outcome(injected, problem, done.returncode)
 
+    def fail_each(self, kind: str, at: Iterator[int]) -> Result:
+        result: Result = {"failed": 0, "succeeded": 0, "problems": []}
+        for number in at:
+            outcome = self.fail(kind, number)
+            if not outcome.injected:
+                break
+            result["failed"] += 1
+            result["succeeded"] += outcome.status == 0
+            if outcome.problem:
+                what = f"{self.name}, {kind} {number}: {outcome.problem}"
+                result["problems"].append(what)
+        return result
+
     def _is_the_loaders(
         self,
         done: subprocess.CompletedProcess[bytes],
@@ -291,14 +303,42 @@ def numbers(draw: random.Random, step: int, end_s: float = math.inf) -> Iterator
         start += step
 
 
-def tables(title: str, subject: str, document: Document) -> list[Table]:
-    """The tables of a document of results, of which each has a ``subject``."""
+#: Fails calls of a kind at numbers, until none has failed; returns a result with how
+#: many ``failed`` and ``succeeded``, and the ``problems``.
+Fail = Callable[[str, Iterator[int]], Result]
+
+
+def fail_all(
+    run: campaign.Run,
+    names: Iterable[str],
+    kinds: Iterable[str],
+    subject: Callable[[str, Path], AbstractContextManager[Fail]],
+    *,
+    step: int,
+) -> None:
+    """Fail one of ``step`` calls of all kinds, of what ``subject`` makes of each name
+    in a directory."""
+    for name in names:
+        with (
+            tempdir(parent=run.directory) as directory,
+            subject(name, directory) as fail,
+        ):
+            for kind in kinds:
+                result = fail(kind, numbers(run.chances, step, run.end_s))
+                result |= {"subject": name, "kind": kind}
+                if rounds := result["failed"] + len(result["problems"]):
+                    run.add(result, rounds=rounds)
+        options.progress(f"{name}: {run.done} so far, {len(run.problems())} faults")
+
+
+def tables(document: Document) -> list[Table]:
+    """The table of a document of results, of which each has a ``subject``."""
     names = {
-        subject: lambda result: str(result[subject]),
+        "of": lambda result: str(result["subject"]),
         "what fails": lambda result: str(result["kind"]),
     }
     columns = [Column("calls failed", "failed"), Column("it succeeds", "succeeded")]
-    return [table(title, document["results"], names, columns, left=2)]
+    return [table("Failing calls", document["results"], names, columns, left=2)]
 
 
 step_option = click.option(
@@ -306,66 +346,36 @@ step_option = click.option(
 )
 
 
-@click.command(context_settings=campaign.SETTINGS)
-@click.option(
-    "--helper", "helpers", type=click.Choice(sorted(SCENARIOS)), multiple=True
+@campaign.command(
+    "failing-calls",
+    click.option(
+        "--helper", "helpers", type=click.Choice(sorted(SCENARIOS)), multiple=True
+    ),
+    click.option(
+        "--library",
+        type=PathType(exists=True, dir_okay=False),
+        help="fail-malloc.so, of a build with -Dtests=true.",
+        default=PROJECT / "build/sanitized/csrc/tests/fail-malloc.so",
+    ),
+    step_option,
+    tables=tables,
+    needs=(STRACE,),
+    kinds=(ALLOCATION, EVERY_LATER, *CALLS),
+    on_disks=False,
+    has_directory=False,
+    recorded=("step",),
 )
-@click.option("--kind", "kinds", multiple=True, help='"allocation", or a system call.')
-@step_option
-@click.option(
-    "--library",
-    type=PathType(exists=True, dir_okay=False),
-    help="fail-malloc.so, of a build with -Dtests=true.",
-    default=PROJECT / "build/sanitized/csrc/tests/fail-malloc.so",
-)
-@campaign.seed_option
-@campaign.limit_option
-@campaign.parent_option
-@campaign.output_option
 def command(
-    helpers: Sequence[str],
-    kinds: Sequence[str],
-    step: int,
-    library: Path,
-    seed: int,
-    limit_s: float,
-    parent: Path,
-    output: Path | None,
+    run: campaign.Run, helpers: Sequence[str], step: int, library: Path
 ) -> None:
     """Fail calls of all helpers, else of each --helper; all kinds of calls, else each
     --kind."""
-    require(STRACE)
-    draw, end_s = random.Random(seed), time.monotonic() + limit_s
-    results = campaign.Results(
-        "failing-calls",
-        partial(tables, "Failing calls", "helper"),
-        parameters={"step": step, "seed": seed},
-        directory=parent,
-        output=output,
-    )
-    with results:
-        for name in helpers or SCENARIOS:
-            with tempdir(parent=parent) as directory:
-                subject = Subject(name, directory, library)
-                for kind in kinds or (ALLOCATION, EVERY_LATER, *CALLS):
-                    result: dict[str, Any] = {"helper": name, "kind": kind}
-                    result |= {"failed": 0, "succeeded": 0, "problems": []}
-                    for number in numbers(draw, step, end_s):
-                        outcome = subject.fail(kind, number)
-                        if not outcome.injected:
-                            break
-                        result["failed"] += 1
-                        result["succeeded"] += outcome.status == 0
-                        if outcome.problem:
-                            result["problems"].append(
-                                f"{name}, {kind} {number}: {outcome.problem}"
-                            )
-                    if result["failed"]:
-                        results.add(result, rounds=result["failed"])
-            options.progress(
-                f"{name}: {results.rounds} so far, {len(results.faults)} faults"
-            )
-    results.conclude(seed=seed)
+
+    @contextmanager
+    def subject(name: str, directory: Path) -> Iterator[Fail]:
+        yield Subject(name, directory, library).fail_each
+
+    fail_all(run, helpers or SCENARIOS, run.kinds, subject, step=step)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,14 @@ from typing import Any
 
 import campaign
 import click
-from failing_calls import ALLOCATION, EVERY_LATER, numbers, step_option, tables
+from failing_calls import (
+    ALLOCATION,
+    EVERY_LATER,
+    Fail,
+    fail_all,
+    step_option,
+    tables,
+)
 from support.sanitized_build import SANITIZER_ENVIRONMENT
 from support.shells import (
     BLOCK,
@@ -42,10 +49,8 @@ from support.shells import (
 )
 from support.web_servers import response, scripted_server
 
-from btrfs_ublk.base.capabilities import FUSE, ROOT, require
+from btrfs_ublk.base.capabilities import FUSE, require
 from btrfs_ublk.base.entry import PathType, run_command
-from btrfs_ublk.bench import options
-from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.units import GIB, MIB
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -535,8 +540,7 @@ def _fail_with_one(
 def fail(scene: Scene, name: str, kind: str, at: Iterator[int]) -> dict[str, Any]:
     """Fail calls during requests of a name, those of the numbers that are given. After
     a problem, there is another server."""
-    result: dict[str, Any] = {"request": name, "kind": kind, "problems": []}
-    result |= {"number": 0, "failed": 0, "succeeded": 0}
+    result: dict[str, Any] = {"problems": [], "number": 0, "failed": 0, "succeeded": 0}
     while len(result["problems"]) < _PROBLEMS_MAX:
         try:
             _fail_with_one(scene, name, kind, at, result)
@@ -556,56 +560,36 @@ def scene_of(build: Path, directory: Path) -> Iterator[Scene]:
         yield scene
 
 
-@click.command(context_settings=campaign.SETTINGS)
-@click.option(
-    "--request", "requests", type=click.Choice([*REQUESTS, *STARTS]), multiple=True
+@campaign.command(
+    "failing-requests",
+    click.option(
+        "--request", "requests", type=click.Choice([*REQUESTS, *STARTS]), multiple=True
+    ),
+    click.option(
+        "--build",
+        type=PathType(exists=True, file_okay=False),
+        help="A build with -Dtests=true, and best with sanitizers.",
+        default=PROJECT / "build/sanitized",
+    ),
+    step_option,
+    tables=tables,
+    kinds=KINDS,
+    on_disks=False,
+    has_directory=False,
+    recorded=("step",),
 )
-@click.option("--kind", "kinds", type=click.Choice(KINDS), multiple=True)
-@step_option
-@click.option(
-    "--build",
-    type=PathType(exists=True, file_okay=False),
-    help="A build with -Dtests=true, and best with sanitizers.",
-    default=PROJECT / "build/sanitized",
-)
-@campaign.seed_option
-@campaign.limit_option
-@campaign.parent_option
-@campaign.output_option
-def command(
-    requests: Sequence[str],
-    kinds: Sequence[str],
-    step: int,
-    build: Path,
-    seed: int,
-    limit_s: float,
-    parent: Path,
-    output: Path | None,
-) -> None:
+def command(run: campaign.Run, requests: Sequence[str], step: int, build: Path) -> None:
     """Fail calls during all requests and starts, else each --request; all kinds of
     calls, else each --kind."""
     if START_FUSE in (requests or STARTS):
-        require(ROOT, FUSE)
-    draw, end_s = random.Random(seed), time.monotonic() + limit_s
-    results = campaign.Results(
-        "failing-requests",
-        partial(tables, "Failing requests", "request"),
-        parameters={"step": step, "seed": seed},
-        directory=parent,
-        output=output,
-    )
-    with results:
-        for name in requests or (*REQUESTS, *STARTS):
-            with tempdir(parent=parent) as directory, scene_of(build, directory) as it:
-                for kind in kinds or KINDS:
-                    result = fail(it, name, kind, numbers(draw, step, end_s))
-                    rounds = result["failed"] + len(result["problems"])
-                    if rounds:
-                        results.add(result, rounds=rounds)
-            options.progress(
-                f"{name}: {results.rounds} so far, {len(results.faults)} faults"
-            )
-    results.conclude(seed=seed)
+        require(FUSE)
+
+    @contextmanager
+    def subject(name: str, directory: Path) -> Iterator[Fail]:
+        with scene_of(build, directory) as scene:
+            yield partial(fail, scene, name)
+
+    fail_all(run, requests or (*REQUESTS, *STARTS), run.kinds, subject, step=step)
 
 
 if __name__ == "__main__":

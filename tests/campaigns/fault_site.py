@@ -260,7 +260,7 @@ def _change_etc(root: Path) -> None:
     if _libc.unshare(_CLONE_NEWNS):
         raise OSError(ctypes.get_errno(), "unshare")
     run(["mount", "--make-rprivate", "/"], timeout_s=_TIMEOUT_S)
-    etc = root / "etc"
+    etc = root / "host-etc"
     shutil.copytree("/etc", etc, symlinks=True)
     for name, text in {
         "resolv.conf": "nameserver 127.0.0.1\n",

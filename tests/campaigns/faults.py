@@ -2,7 +2,7 @@
 readers verify each byte, and heals them: ``python tests/campaigns/faults.py --help``.
 
 The device's object comes over HTTP and TLS, from a registry that wants tokens, an S3
-store, or a proxy that spoils answers, half of the time with a second mirror that is
+store, or a server that spoils answers, half of the time with a second mirror that is
 well, and half of the time with a cache on a disk that is too small for all of it. Reads
 are right, or EIO in time where the source fails and there is no other; a bounded time
 after the end of the faults, and once more with the cache that they have left, all are
@@ -24,28 +24,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import campaign
 import click
 import psutil
-from fault_proxy import FAULTS, FaultProxy, Faults
+from campaign import Run
 from fault_site import Site, site
+from spoiling_server import FAULTS, Faults, SpoilingServer
 from support.disks import MAKE, logged_disk
 from support.registry import REGISTRY
 from support.s3_server import WEED
 from support.verified_reads import verified_reads
 
-from btrfs_ublk.base.capabilities import (
-    FUSE,
-    LOOP,
-    ROOT,
-    Program,
-    require,
-)
+from btrfs_ublk.base.capabilities import LOOP, ROOT, Program, require
 from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.base.process import run
-from btrfs_ublk.bench import options
 from btrfs_ublk.bench.origin import NGINX
 from btrfs_ublk.bench.report import Document, Result, Table
 from btrfs_ublk.content import Addition, digest_file
@@ -94,7 +88,7 @@ class Bed:
     site: Site
     server: BlockServer
     source: str
-    proxy: FaultProxy
+    spoiling: SpoilingServer
     cache: Path | None
     loop: str
     chance: random.Random
@@ -193,9 +187,9 @@ def _clock(bed: Bed) -> Iterator[None]:
 @contextmanager
 def _spoilt(bed: Bed) -> Iterator[None]:
     kind, share = bed.pick(FAULTS), bed.pick(_SPOILT_SHARES)
-    bed.proxy.faults = Faults(kind, share, delay_s=5.0, hang_s=60.0)
+    bed.spoiling.faults = Faults(kind, share)
     yield
-    bed.proxy.heal()
+    bed.spoiling.faults = Faults()
 
 
 @contextmanager
@@ -451,13 +445,13 @@ def _state(root: Path) -> set[str]:
     return found
 
 
-def _choose(kinds: tuple[str, ...], number: int, chance: random.Random) -> list[str]:
-    """The round's turn of all, and half of the time another one."""
-    chosen = {kinds[number % len(kinds)]}
+def _choose(first: str, kinds: Sequence[str], chance: random.Random) -> list[str]:
+    """Return the round's kind, and half of the time another one."""
+    chosen = {first}
     if chance.random() < 0.5:
         chosen.add(chance.choice(kinds))
-    if "spoilt" in chosen:  # the proxy needs neither
-        chosen -= {"names", "certificate"}
+    if "spoilt" in chosen:  # of another server than the site's
+        chosen -= _OF_SOURCE.keys() - {"spoilt", "fetcher"}
     return sorted(chosen)
 
 
@@ -492,8 +486,9 @@ def run_round(
     options = {"deadline_s": deadline_s, "front_end": front_end}
     with ExitStack() as stack:
         stack.enter_context(_measured_stalls(result))
-        proxy = stack.enter_context(FaultProxy((where.one.address, 80), seed=seed))
-        mirrors = [where.mirror(source, plain_url=proxy.url("/object"))]
+        data = (root.parent / "files/object").read_bytes()
+        spoiling = stack.enter_context(SpoilingServer(data, seed=seed))
+        mirrors = [where.mirror(source, plain_url=spoiling.url)]
         if mirrored:
             mirrors.append(where.second_mirror())
         disk = None
@@ -503,7 +498,7 @@ def run_round(
         with _device(root, disk, {"mirrors": mirrors, **known}, options=options) as it:
             server, cache = it
             device, name = server.device, disk.name if disk else ""
-            bed = Bed(where, server, source, proxy, cache, name, chance, [])
+            bed = Bed(where, server, source, spoiling, cache, name, chance, [])
             result["how"] = bed.picked
             with Readers(device, seed=seed, deadline_s=deadline_s) as readers:
                 time.sleep(chance.uniform(0, 1))
@@ -574,97 +569,80 @@ def tables(document: Document) -> list[Table]:
     return [campaign.by_kind(title, rounds, columns, kinds=kinds, note=note)]
 
 
-@click.command(context_settings=campaign.SETTINGS)
-@click.option("--kind", "kinds", type=click.Choice(KINDS), multiple=True, default=KINDS)
-@click.option(
-    "--source",
-    "sources",
-    type=click.Choice(SOURCES),
-    multiple=True,
-    default=SOURCES,
-    help="Of those that a round chooses from.",
+@campaign.command(
+    "faults",
+    click.option(
+        "--source",
+        "sources",
+        type=click.Choice(SOURCES),
+        multiple=True,
+        default=SOURCES,
+        help="Of those that a round chooses from.",
+    ),
+    click.option(
+        "--duration",
+        "duration_s",
+        type=click.FloatRange(min=0.1),
+        default=10.0,
+        metavar="SECONDS",
+        help="Of the faults, at most.",
+    ),
+    click.option(
+        "--deadline",
+        "deadline_s",
+        type=click.IntRange(1, 300),
+        default=6,
+        metavar="SECONDS",
+        help="Of reads.",
+    ),
+    tables=tables,
+    needs=(ROOT, LOOP, NGINX, REGISTRY, Program("cc", "gcc")),
+    rounds=24,
+    kinds=KINDS,
+    front_ends=True,
+    on_disks=False,
+    recorded=("duration_s", "deadline_s"),
 )
-@click.option("--rounds", type=campaign.COUNT, default=24, show_default=True)
-@click.option(
-    "--duration",
-    "duration_s",
-    type=click.FloatRange(min=0.1),
-    default=10.0,
-    metavar="SECONDS",
-    help="Of the faults, at most.",
-)
-@click.option(
-    "--deadline",
-    "deadline_s",
-    type=click.IntRange(1, 300),
-    default=6,
-    metavar="SECONDS",
-    help="Of reads.",
-)
-@campaign.seed_option
-@campaign.limit_option
-@options.front_end_option
-@options.memory_directory_option
-@campaign.output_option
 def command(
-    kinds: tuple[str, ...],
-    sources: tuple[str, ...],
-    rounds: int,
-    duration_s: float,
-    deadline_s: int,
-    seed: int,
-    limit_s: float,
-    front_end: str,
-    parent: Path,
-    output: Path | None,
+    run: Run, sources: tuple[str, ...], duration_s: float, deadline_s: int
 ) -> None:
     """Verified reads, direct and mapped, of a device whose source or cache fails.
 
     Fails when a byte was wrong, an error was not EIO, came late, where another mirror
     was well, or after the end of the faults; or when anything is left.
     """
-    require(ROOT, LOOP, FUSE, NGINX, REGISTRY, Program("cc", "gcc"))
     if "s3" in sources:
         require(WEED)
-    began_s = time.monotonic()
-    parameters = {
-        "rounds": rounds,
-        "duration_s": duration_s,
-        "deadline_s": deadline_s,
-        "seed": seed,
-    }
-    results = campaign.Results(
-        "faults", tables, parameters=parameters, directory=parent, output=output
-    )
-    with tempdir(parent=parent) as root, results:
-        (root / "files").mkdir()
-        _write_pattern(root / "files/object")
-        digests = digest_file(root / "files/object", unit_bytes=_UNIT_BYTES)
-        known = {"size": _OBJECT_BYTES, "unit": _UNIT_BYTES}
-        known |= {"digests": digests.hex(), "root": digests.root}
-        with site(root, set(sources)) as where:
-            for number in range(rounds):
-                if time.monotonic() - began_s > limit_s:
-                    break
-                chance = random.Random(f"{seed} {number}")
-                faults = _choose(kinds, number, chance)
-                click.echo(f"round {number + 1}: {' + '.join(faults)}", err=True)
-                with tempdir(parent=root) as place:
-                    result = run_round(
-                        where,
-                        known,
-                        place,
-                        faults,
-                        sources=sources,
-                        duration_s=duration_s,
-                        seed=chance.randrange(1 << 31),
-                        front_end=cast(FrontEndName, front_end),
-                        deadline_s=deadline_s,
-                    )
-                result["problems"] = problems_of(result)
-                results.add(result)
-                click.echo(json.dumps(result), err=True)
-    results.conclude(seed=seed)
+    root = run.directory
+    (root / "files").mkdir()
+    _write_pattern(root / "files/object")
+    digests = digest_file(root / "files/object", unit_bytes=_UNIT_BYTES)
+    known = {"size": _OBJECT_BYTES, "unit": _UNIT_BYTES}
+    known |= {"digests": digests.hex(), "root": digests.root}
+    where = run.stack.enter_context(site(root, set(sources)))
+
+    @contextmanager
+    def bed(_result: Result) -> Iterator[Callable[[Result], None]]:
+        def do(result: Result) -> None:
+            chance = random.Random(f"{run.seed} {result['number']}")
+            faults = _choose(result["kind"], run.kinds, chance)
+            with tempdir(parent=root) as place:
+                result |= run_round(
+                    where,
+                    known,
+                    place,
+                    faults,
+                    sources=sources,
+                    duration_s=duration_s,
+                    seed=chance.randrange(1 << 31),
+                    front_end=run.front_end,
+                    deadline_s=deadline_s,
+                )
+            result["problems"] += problems_of(result)
+
+        yield do
+
+    run.do_rounds(bed, json.dumps)
 
 
 if __name__ == "__main__":

@@ -8,25 +8,21 @@ A host is a process with the fetcher of the block server (fetch-shell), without 
 device; nodes are processes of nginx. Where a node is wrong, hosts have digests, and one
 read in flight each (engine-shell). Each has a network namespace of its own on one
 bridge, and the origin's link has a limit (tbf), of bits per second that all its
-responses share. With ``--loopback``, all is on loopback, and the origin keeps that
-limit itself. So bytes, errors and ratios say something; times do where the link is what
-takes them, and not this machine's CPUs. For times, ``--build`` names a build without
-sanitizers. ``--delay`` is for kernels without netem too: the origin begins each answer
-so much later.
+responses share. So bytes, errors and ratios say something; times do where the link is
+what takes them, and not this machine's CPUs. For times, ``--build`` names a build
+without sanitizers.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 import os
 import re
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -35,7 +31,7 @@ from typing import Any
 
 import campaign
 import click
-from support.registry import PASSWORD, USER, registry_server
+from campaign import Run
 from support.shells import (
     EngineShell,
     FetchShell,
@@ -61,46 +57,29 @@ NODES = 3
 WINDOW = 8
 DEADLINE_S = 30
 _PIECE = 32 << 10
-_NEVER_VALID_S = -600.0
-
-
-class Link:
-    """A link of ``rate`` bytes per second, shared by all that pass."""
-
-    def __init__(self, rate: float) -> None:
-        self._rate, self._lock, self._free_s = rate, threading.Lock(), 0.0
-        self.sent = 0
-
-    def passing(self, data: bytes) -> Iterator[bytes]:
-        for at in range(0, len(data), _PIECE):
-            piece = data[at : at + _PIECE]
-            with self._lock:
-                self._free_s = max(self._free_s, time.monotonic())
-                self._free_s += len(piece) / self._rate
-                until_s = self._free_s
-                self.sent += len(piece)
-            time.sleep(max(0.0, until_s - time.monotonic()))
-            yield piece
 
 
 @dataclass
 class Origin:
     data: bytes
-    link: Link
-    delay_s: float = 0.0
     alive: bool = True
+    sent: int = 0
 
     def __call__(self, request: str) -> bytes | Iterator[bytes]:
         found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
         if not self.alive:
             return b""
-        time.sleep(self.delay_s)
         if request.startswith("HEAD ") or found is None:
             return response('200 OK\nETag: "it"', length=len(self.data))
         first, last = int(found[1]), min(int(found[2]), len(self.data) - 1)
         head = f"206 Partial Content\nContent-Range: bytes {first}-{last}/"
         head += f'{len(self.data)}\nETag: "it"'
-        return self.link.passing(response(head, self.data[first : last + 1]))
+        return self._counted(response(head, self.data[first : last + 1]))
+
+    def _counted(self, answer: bytes) -> Iterator[bytes]:
+        for at in range(0, len(answer), _PIECE):
+            yield answer[at : at + _PIECE]
+            self.sent += len(answer[at : at + _PIECE])
 
 
 @dataclass
@@ -142,14 +121,14 @@ def _directory() -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Site:
-    """Where hosts and nodes run, and whose programs; no network: all on loopback."""
+    """Where hosts and nodes run, and whose programs."""
 
     count: int
-    network: Network | None
+    network: Network
     build: Path
 
     def machines(self, count: int) -> list[Machine]:
-        return [self.network.add() for _ in range(count)] if self.network else []
+        return [self.network.add() for _ in range(count)]
 
 
 #: Reads all of a host.
@@ -158,12 +137,12 @@ _Read = Callable[[Reader], None]
 
 @contextmanager
 def fleet(site: Site, mirror: dict[str, Any], data: bytes) -> Iterator[list[_Read]]:
-    inside = [each.inside for each in site.machines(site.count)]
+    machines = site.machines(site.count)
     with _directory() as logs, ExitStack() as stack:
         made: list[_Read] = []
-        for number in range(site.count):
+        for number, machine in enumerate(machines):
             log = logs / str(number)
-            with inside[number]() if inside else nullcontext():
+            with machine.inside():
                 shell = stack.enter_context(fetch_shell(site.build, log=log))
             source = shell.add({"size": len(data), "unit": UNIT, "mirrors": [mirror]})
             if mirror["kind"] == "http":
@@ -182,15 +161,15 @@ def devices(site: Site, mirror: dict[str, Any], data: bytes) -> Iterator[list[_R
         for at in range(0, len(data), UNIT)
     ]
     source = {"size": len(data), "unit": UNIT, "digests": digests, **mirror}
-    inside = [each.inside for each in site.machines(site.count)]
+    machines = site.machines(site.count)
     with _directory() as maps, ExitStack() as stack:
         made: list[_Read] = []
-        for number in range(site.count):
+        for number, machine in enumerate(machines):
             path = maps / str(number)
             with StoreShell(site.build, path) as store:
                 store.add([[0, len(data), 0, 0]], source)
             lazy = {"kind": "lazy", "length": len(data), "map": str(path)}
-            with inside[number]() if inside else nullcontext():
+            with machine.inside():
                 shell = stack.enter_context(
                     engine_shell(site.build, describe(lazy), log=Path(f"{path}.log"))
                 )
@@ -213,7 +192,7 @@ def measure(
             threading.Thread(target=read, args=(reader,))
             for reader, read in zip(readers, made, strict=True)
         ]
-        before, began_s = origin.link.sent, time.monotonic()
+        before, began_s = origin.sent, time.monotonic()
         for thread in threads:
             thread.start()
         if event is not None:
@@ -227,7 +206,7 @@ def measure(
         "hosts": site.count,
         "ready_s": ready_s,
         "worst_s": max(reader.worst_ms for reader in readers) / 1e3,
-        "origin_times": (origin.link.sent - before) / len(origin.data),
+        "origin_times": (origin.sent - before) / len(origin.data),
         "failed": sum(reader.failed for reader in readers),
         "wrong": sum(reader.wrong for reader in readers),
     }
@@ -273,13 +252,9 @@ def cases(
         silence = partial(nodes.silence, 1)
         case = "ring, cold, a node silent"
         yield lambda: measure(case, site, mirror, origin, silence)
-    if site.network is not None:
-        with new_ring() as (nodes, mirror):
-            case, vanish = "ring, cold, a node vanished", machines[1].unplug
-            yield lambda: measure(case, site, mirror, origin, vanish)
-    else:
-        with _directory() as root:
-            yield lambda: expired_token(site, origin, root)
+    with new_ring() as (nodes, mirror):
+        case, vanish = "ring, cold, a node vanished", machines[1].unplug
+        yield lambda: measure(case, site, mirror, origin, vanish)
 
 
 def spoil(nodes: Ring, number: int) -> None:
@@ -288,37 +263,6 @@ def spoil(nodes: Ring, number: int) -> None:
         with open(path, "r+b") as file:
             file.seek(-1000, os.SEEK_END)
             file.write(bytes(1000))
-
-
-def expired_token(site: Site, origin: Origin, root: Path) -> Result:
-    """Have hosts begin with tokens that are not valid any more, though their servers
-    said so. The origin is a registry, which has no limit, and counts nothing."""
-    for name in ("registry", "ring"):
-        (root / name).mkdir()
-    with registry_server(root / "registry") as registry:
-        config = root / "config.json"
-        login = {"username": USER, "password": PASSWORD}
-        config.write_text(json.dumps({"auths": {registry.host: login}}))
-        config.chmod(0o600)
-        digest = registry.push("some/image", origin.data)
-        mirror: dict[str, Any] = {
-            "kind": "oci",
-            "registry": registry.host,
-            "repository": "some/image",
-            "digest": digest,
-            "insecure": True,
-            "docker_config": str(config),
-        }
-        keys = {"origins": [f"http://{registry.host}"], "slice_bytes": UNIT}
-        registry.tokens.life_s = _NEVER_VALID_S
-
-        def renew() -> None:
-            registry.tokens.life_s = 300.0
-
-        with ring(root / "ring", NODES, **keys) as nodes:
-            mirror["via"] = nodes.urls
-            case = "ring, cold, expired tokens"
-            return measure(case, site, mirror, origin, renew)
 
 
 def tables(document: Document) -> list[Table]:
@@ -331,31 +275,29 @@ def tables(document: Document) -> list[Table]:
     return [listing("Hosts that read one object", document["results"], columns)]
 
 
-@click.command(context_settings=campaign.SETTINGS)
-@click.option("--hosts", "host_count", type=click.IntRange(1, 64), default=32)
-@click.option("--size", default="20M", help="Of the object.")
-@click.option("--rate", default="100M", help="Of the origin's link, bits per second.")
-@click.option("--delay", default=0.0, help="Of each answer of the origin, ms.")
-@click.option(
-    "--build",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    default=PROJECT / "build/sanitized",
-    help="Where programs of hosts are: the tests' build with sanitizers.",
+@campaign.command(
+    "fleet",
+    click.option("--hosts", "host_count", type=click.IntRange(1, 64), default=32),
+    click.option("--size", default="20M", help="Of the object."),
+    click.option(
+        "--rate", default="100M", help="Of the origin's link, bits per second."
+    ),
+    click.option(
+        "--build",
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        default=PROJECT / "build/sanitized",
+        help="Where programs of hosts are: the tests' build with sanitizers.",
+    ),
+    click.option(
+        "--cases", "first", type=click.IntRange(1), metavar="N", help="The first ones."
+    ),
+    tables=tables,
+    seeded=False,
+    has_directory=False,
+    recorded=("host_count", "size", "rate"),
 )
-@click.option("--loopback", is_flag=True, help="No namespaces: all on loopback.")
-@click.option(
-    "--cases", "first", type=click.IntRange(1), metavar="N", help="Only the first ones."
-)
-@campaign.output_option
 def command(
-    host_count: int,
-    size: str,
-    rate: str,
-    delay: float,
-    build: Path,
-    loopback: bool,
-    first: int | None,
-    output: Path | None,
+    run: Run, host_count: int, size: str, rate: str, build: Path, first: int | None
 ) -> None:
     """Have many hosts read one object, from its origin and through a ring."""
     units = max(1, parse_size(size, what="--size") // UNIT)
@@ -364,28 +306,16 @@ def command(
         for number in range(units)
     )
     bits = parse_size(rate, what="--rate") / 1.048576  # M is 10^6 of a link
-    results = campaign.Results(
-        *("fleet", tables),
-        parameters={"hosts": host_count, "size": size, "rate": rate, "delay": delay},
-        directory=Path(tempfile.gettempdir()),
-        output=output,
-    )
-    with ExitStack() as stack:
-        network, address = None, "127.0.0.1"
-        inside: AbstractContextManager[None] = nullcontext()
-        if not loopback:
-            network = stack.enter_context(Network())
-            machine = network.add(bits_per_s=bits)
-            address, inside = machine.address, machine.inside()
-        origin = Origin(data, Link(bits / 8 if loopback else math.inf), delay / 1e3)
-        with inside:
-            server = stack.enter_context(scripted_server(origin, address))
-        stack.enter_context(results)
-        site = Site(host_count, network, build)
-        for measured in islice(cases(site, origin, server), first):
-            results.add(measured())
-            options.progress(results.document["results"][-1]["case"])
-    results.conclude()
+    network = run.stack.enter_context(Network())
+    machine = network.add(bits_per_s=bits)
+    origin = Origin(data)
+    with machine.inside():
+        server = run.stack.enter_context(scripted_server(origin, machine.address))
+    for measured in islice(
+        cases(Site(host_count, network, build), origin, server), first
+    ):
+        run.add(measured())
+        options.progress(run.document["results"][-1]["case"])
 
 
 if __name__ == "__main__":

@@ -31,9 +31,9 @@ from typing import Any
 import campaign
 import click
 import zstandard
+from campaign import Run
 from support.compressed import select
 
-from btrfs_ublk.base.capabilities import require
 from btrfs_ublk.base.entry import PathType, run_command
 from btrfs_ublk.base.helpers import MKIMAGE, MKSEED, helper_path
 from btrfs_ublk.base.process import run
@@ -259,8 +259,7 @@ def unpack_corpus(target: str, to: Path) -> None:
 
 
 def build(names: Sequence[str]) -> None:
-    """Build the programs. Raises CapabilityError and CommandError."""
-    require(LIBFUZZER)
+    """Build the programs. Raises CommandError."""
     search = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = os.environ | {"CC": "clang", "PATH": search}
     sanitizers = ("-Db_sanitize=address,undefined", "-Db_lundef=false")
@@ -386,68 +385,53 @@ def tables(document: Document) -> list[Table]:
     return [table("Fuzzing", document["results"], names, columns)]
 
 
-@click.command(context_settings=campaign.SETTINGS)
-@click.argument("names", nargs=-1, type=click.Choice(sorted(TARGETS)))
-@click.option(
-    *("--executions", "count"),
-    type=options.COUNT,
-    default=100_000,
-    help="Of each target, of all runs with this corpus.",
+@campaign.command(
+    "fuzz",
+    click.argument("names", nargs=-1, type=click.Choice(sorted(TARGETS))),
+    click.option(
+        *("--executions", "count"),
+        type=options.COUNT,
+        default=100_000,
+        help="Of each target, of all runs with this corpus.",
+    ),
+    click.option(
+        "--corpus",
+        type=PathType(file_okay=False),
+        default=_CACHE / "btrfs-ublk/fuzz",
+        show_default="~/.cache/btrfs-ublk/fuzz",
+        help="Directory for what runs have found; the next run begins with it.",
+    ),
+    tables=tables,
+    needs=(LIBFUZZER,),
+    on_disks=False,
+    has_directory=False,
+    recorded=("count",),
 )
-@click.option(
-    "--corpus",
-    type=PathType(file_okay=False),
-    default=_CACHE / "btrfs-ublk/fuzz",
-    show_default="~/.cache/btrfs-ublk/fuzz",
-    help="Directory for what runs have found; the next run begins with it.",
-)
-@campaign.seed_option
-@campaign.limit_option
-@campaign.parent_option
-@campaign.output_option
-def command(
-    names: Sequence[str],
-    count: int,
-    corpus: Path,
-    seed: int,
-    limit_s: float,
-    parent: Path,
-    output: Path | None,
-) -> None:
+def command(run: Run, names: Sequence[str], count: int, corpus: Path) -> None:
     """Run the TARGETs, else all, until each has had its executions. --limit is for
     all of them together, in equal shares."""
     chosen = names or sorted(TARGETS)
     build(chosen)
-    began_s = time.monotonic()
-    results = campaign.Results(
-        "fuzz",
-        tables,
-        parameters={"executions": count, "seed": seed},
-        directory=parent,
-        output=output,
-    )
-    with results:
-        for number, target in enumerate(chosen):
-            left_s = limit_s - (time.monotonic() - began_s)
-            had = _Had.read(corpus / f"{target}.json")
-            if had.executions >= count:
-                options.progress(f"{target}: it has had {had.executions}")
-                continue
-            inputs = corpus / target
-            inputs.mkdir(parents=True, exist_ok=True)
-            with tempdir(parent=parent) as directory:
-                result = fuzz(
-                    target,
-                    directory,
-                    inputs,
-                    executions=count - had.executions,
-                    seed=seed,
-                    limit_s=left_s / (len(chosen) - number),
-                )
-            had.add(result)
-            results.add(result, rounds=result["executions"])
-            options.progress(f"{target}: {result['executions']} in {result['s']:.0f} s")
-    results.conclude(seed=seed)
+    assert run.seed is not None
+    for number, target in enumerate(chosen):
+        had = _Had.read(corpus / f"{target}.json")
+        if had.executions >= count:
+            options.progress(f"{target}: it has had {had.executions}")
+            continue
+        inputs = corpus / target
+        inputs.mkdir(parents=True, exist_ok=True)
+        with tempdir(parent=run.directory) as directory:
+            result = fuzz(
+                target,
+                directory,
+                inputs,
+                executions=count - had.executions,
+                seed=run.seed,
+                limit_s=(run.end_s - time.monotonic()) / (len(chosen) - number),
+            )
+        had.add(result)
+        run.add(result, rounds=result["executions"])
+        options.progress(f"{target}: {result['executions']} in {result['s']:.0f} s")
 
 
 if __name__ == "__main__":

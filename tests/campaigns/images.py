@@ -15,7 +15,6 @@ choices follow from --seed.
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -28,36 +27,26 @@ from pathlib import Path
 from typing import Any
 
 import campaign
-import click
 import psutil
-from campaign import by_kind, summed
-from killable import have_all_supervised, serving, signal_at_once, soon
+from campaign import Run, by_kind, summed
+from killable import have_all_supervised, retry, serving, signal_at_once, soon
 from kills import SINGLE
-from shadow import Writer, shadowed_writer
+from shadow import shadowed_writer
 from support.images import tagged_image
 from support.registry import REGISTRY, Registry, registry_server
 from support.verified_reads import drop_pages
 
-from btrfs_ublk.base.capabilities import (
-    BTRFS,
-    FUSE,
-    LOOP,
-    ROOT,
-    UBLK,
-    require,
-)
+from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT
 from btrfs_ublk.base.entry import run_command
-from btrfs_ublk.bench import options
 from btrfs_ublk.bench.report import Document, Result, Table
 from btrfs_ublk.device import show_device
-from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
+from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.image import parse_name
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.check import check_image
 from btrfs_ublk.image.store import ImageStore
 from btrfs_ublk.kernel.mountinfo import read_mountinfo
-from btrfs_ublk.kernel.temporary import loops_below, tempdir
-from btrfs_ublk.server import FrontEndName
+from btrfs_ublk.kernel.temporary import loops_below
 from btrfs_ublk.units import GIB, MIB
 from btrfs_ublk.volume import (
     VolumeDefinition,
@@ -85,7 +74,6 @@ _TIMEOUT_S = 240.0
 _FIRST_S = 1.5
 #: How long the registry is away, at most.
 _LONGEST_OUTAGE_S = 1.0
-_COMMITTING = ("commit to a registry", "convert")
 _MESSAGE_LINES = 3
 _NO_FORK = "there is no fork"
 
@@ -93,19 +81,11 @@ _NO_FORK = "there is no fork"
 class Campaign:
     """An image that is up, a fork that is written to, and commands to be killed."""
 
-    def __init__(
-        self,
-        directory: Path,
-        registry: Registry,
-        *,
-        front_end: FrontEndName,
-        seed: int,
-        deadline_s: int,
-    ) -> None:
-        self._top, self._registry, self._front_end = directory, registry, front_end
-        self._chances = random.Random(seed)
+    def __init__(self, run: Run, registry: Registry, *, deadline_s: int) -> None:
+        self._top, self._registry = run.directory, registry
+        self._front_end, self._chances = run.front_end, run.chances
         self._deadline_s = deadline_s
-        self._mount = directory / "mnt"
+        self._mount = self._top / "mnt"
         self._access = RegistryAccess(ca_file=registry.ca_file)
         self._ca = ("--ca-file", registry.ca_file)
         self._number = 0
@@ -113,38 +93,6 @@ class Campaign:
         self._takes_s: dict[str, float] = {}
         #: What ends while commands work: they themselves, or the registry.
         self._hit = self._kill_commands
-        self.kinds: dict[str, Callable[[Result], None]] = {
-            "build": self._build,
-            "build from a registry": self._build_again,
-            "push": self._push,
-            "pull": self._pull,
-            "gc": self._gc,
-            "up": self._up,
-            "down": self._down,
-            "fork, overlay": lambda result: self._fork("overlay", result),
-            "fork, snapshot": lambda result: self._fork("snapshot", result),
-            "unfork, overlay": lambda result: self._unfork("overlay", result),
-            "unfork, snapshot": lambda result: self._unfork("snapshot", result),
-            "commit to a layout": self._commit_to_layout,
-            "commit to a registry": self._commit_to_registry,
-            "commit a delta": self._commit_delta,
-            "apply": self._apply,
-            "index": self._index,
-            "convert": self._convert,
-            "detach": self._detach,
-            "build + build": lambda result: self._build(result, "2", "1"),
-            "pull + pull": lambda result: self._pull(result, self._pulling()),
-            "gc + pull": lambda result: self._pull(result, ("gc",)),
-            "up + up": lambda result: self._up(result, times=2),
-            "unfork + fork": self._unfork_and_fork,
-            "fork + commit": self._fork_and_commit,
-        }
-        for kind in ("build from a registry", "push", "pull", "up", *_COMMITTING):
-            self.kinds[f"registry during {kind}"] = partial(
-                self._during_outage, self.kinds[kind]
-            )
-        for kind, words in SINGLE.items():
-            self.kinds[kind] = partial(self._signal, words)
 
     def make_image(self) -> None:
         files = {"lazy": self._chances.randbytes(_LAZY_BYTES), "text": _TEXT}
@@ -175,7 +123,7 @@ class Campaign:
         )
 
     @contextmanager
-    def bed(self) -> Iterator[Callable[[str, Result], None]]:
+    def bed(self, _result: Result) -> Iterator[Callable[[Result], None]]:
         """Have an image up, and a writer in a fork of it; yield what does a round."""
         try:
             up_volume(NAME, self._definition(self._mount))
@@ -193,8 +141,8 @@ class Campaign:
             ) as self._writer:
                 before = self._settled()
 
-                def do(kind: str, result: Result) -> None:
-                    self._round(kind, result)
+                def do(result: Result) -> None:
+                    self._round(result)
                     self._compare_leftovers(before, result)
 
                 yield do
@@ -205,30 +153,17 @@ class Campaign:
                 remove_volume(volume.name)
 
     def _take_down(self, name: str) -> None:
-        self._retry(lambda: down_volume(name))
+        retry(lambda: down_volume(name), timeout_s=self._deadline_s)
 
     def _unfork_new(self) -> None:
-        self._retry(lambda: unfork_image(NAME, NEW))
+        retry(lambda: unfork_image(NAME, NEW), timeout_s=self._deadline_s)
 
-    def _retry(self, operation: Callable[[], object]) -> None:
-        """Retry while something is in use, as another process of this machine may have
-        copied our mounts to a mount namespace of its own."""
-        end_s = time.monotonic() + self._deadline_s
-        while True:
-            try:
-                operation()
-                return
-            except LeftoverError:
-                if time.monotonic() > end_s:
-                    raise
-                time.sleep(0.1)
-
-    def _round(self, kind: str, result: Result) -> None:
-        writer: Writer = self._writer
+    def _round(self, result: Result) -> None:
+        kind, writer = result["kind"], self._writer
         self._number += 1
         writer.ask("go 0")
         time.sleep(self._chances.uniform(0, _LONGEST_WORK_S))
-        self.kinds[kind](result)
+        _KINDS[kind](self, result)
         if kind != "down":
             self._pause(result)
         self._compare(result, "then")
@@ -327,7 +262,7 @@ class Campaign:
         end_s = time.monotonic() + self._deadline_s
         status, out, said = self._run(*words)
         while status and "end what uses it" in said and time.monotonic() < end_s:
-            status, out, said = self._run(*words)  # as in _retry()
+            status, out, said = self._run(*words)  # as in retry()
         if status and not any(each in said for each in unless):
             tail = " ".join(said.strip().splitlines()[-_MESSAGE_LINES:])
             raise BtrfsUblkError(f"image {words[0]}: exit status {status}: {tail}")
@@ -364,10 +299,10 @@ class Campaign:
         for child in children:
             child.communicate()
 
-    def _during_outage(self, kind: Callable[[Result], None], result: Result) -> None:
+    def _during_outage(self, result: Result, kind: _Kind) -> None:
         self._hit = self._kill_registry
         try:
-            kind(result)
+            kind(self, result)
         finally:
             self._hit = self._kill_commands
 
@@ -390,16 +325,6 @@ class Campaign:
         layout = self._top / "work/layout"
         words = ("build", self._top / "tree", "-o", layout, "--tag")
         self._kill(result, *((*words, tag) for tag in tags or ("1",)))
-        self._check_layout(layout, "1", result)
-
-    def _build_again(self, result: Result) -> None:
-        """Seal an ordinary image of a registry."""
-        self._expect(
-            *("commit", NAME, QUIET, "-t", self._name("ordinary:1"), *self._ca)
-        )
-        layout = self._top / "work/layout"
-        source = self._name("ordinary:1")
-        self._kill(result, ("build", source, "-o", layout, "--tag", "1", *self._ca))
         self._check_layout(layout, "1", result)
 
     def _check_layout(self, layout: Path, tag: str, result: Result) -> None:
@@ -431,12 +356,6 @@ class Campaign:
             result["problems"].append(f"the image was pulled as {found.names}")
         if left := list((self._top / "images").glob(".new-*")):
             result["problems"].append(f"is half-made: {left}")
-
-    def _gc(self, result: Result) -> None:
-        self._kill(result, ("gc",))
-        if found := ImageStore().images():
-            result["problems"].append(f"{len(found)} images are left")
-        self._expect(*self._pulling())
 
     def _up(self, result: Result, *, times: int = 1) -> None:
         target = self._top / "mnt-other"
@@ -474,19 +393,13 @@ class Campaign:
             result["problems"].append(f"{path}: it has what was removed")
         self._unfork_new()
 
-    def _commit_to_layout(self, result: Result) -> None:
-        layout = self._top / "work/layout"
-        self._kill(result, ("commit", NAME, QUIET, "-t", f"oci:{layout}:1"))
-        self._see_committed(f"oci:{layout}:1", result)
-        shutil.rmtree(layout)
-
     def _unfork_and_fork(self, result: Result) -> None:
         fork_image(NAME, NEW, mode="snapshot")
         commands = ("unfork", NAME, NEW, "--yes"), ("fork", NAME, NEWER)
         self._kill(result, *commands, unless=[_NO_FORK, "already"])
         newer = self._mount / "forks" / NEWER
         self._compare_trees(self._top / "tree", newer, result)
-        self._retry(lambda: unfork_image(NAME, NEWER))
+        retry(lambda: unfork_image(NAME, NEWER), timeout_s=self._deadline_s)
 
     def _fork_and_commit(self, result: Result) -> None:
         layout = self._top / "work/layout"
@@ -566,7 +479,7 @@ class Campaign:
         if self._run("detach", NAME)[2].strip() != f"volume {NAME} was detached":
             result["problems"].append("a volume is detached twice")
 
-    def _signal(self, words: Sequence[str], result: Result) -> None:
+    def _signal(self, result: Result, words: Sequence[str]) -> None:
         """Send signals to what serves while a command works."""
         result["killed"] = True
         with self._command("fork", NAME, NEW) as child:
@@ -577,6 +490,40 @@ class Campaign:
         soon(lambda: show_device(NAME).is_well or None, "the device is not well")
         self._expect("fork", NAME, NEW, unless=["already"])
         self._unfork_new()
+
+
+_Kind = Callable[[Campaign, Result], None]
+
+_KINDS: dict[str, _Kind] = {
+    "build": Campaign._build,
+    "push": Campaign._push,
+    "pull": Campaign._pull,
+    "up": Campaign._up,
+    "down": Campaign._down,
+    "fork, overlay": lambda its, result: its._fork("overlay", result),
+    "fork, snapshot": lambda its, result: its._fork("snapshot", result),
+    "unfork, overlay": lambda its, result: its._unfork("overlay", result),
+    "unfork, snapshot": lambda its, result: its._unfork("snapshot", result),
+    "commit to a registry": Campaign._commit_to_registry,
+    "commit a delta": Campaign._commit_delta,
+    "apply": Campaign._apply,
+    "index": Campaign._index,
+    "convert": Campaign._convert,
+    "detach": Campaign._detach,
+    "build + build": lambda its, result: its._build(result, "2", "1"),
+    "pull + pull": lambda its, result: its._pull(result, its._pulling()),
+    "gc + pull": lambda its, result: its._pull(result, ("gc",)),
+    "up + up": lambda its, result: its._up(result, times=2),
+    "unfork + fork": Campaign._unfork_and_fork,
+    "fork + commit": Campaign._fork_and_commit,
+}
+_KINDS |= {
+    f"registry during {kind}": partial(Campaign._during_outage, kind=_KINDS[kind])
+    for kind in ("push", "pull", "up", "commit to a registry", "convert")
+}
+_KINDS |= {
+    kind: partial(Campaign._signal, words=words) for kind, words in SINGLE.items()
+}
 
 
 def tables(document: Document) -> list[Table]:
@@ -593,58 +540,32 @@ def tables(document: Document) -> list[Table]:
     return [by_kind(title, document["results"], columns, note=note)]
 
 
-@click.command(context_settings=campaign.SETTINGS)
-@click.option("--front-end", type=click.Choice(["fuse", "ublk"]), default="fuse")
-@click.option("--rounds", type=campaign.COUNT, default=100)
-@click.option("--kind", "only", multiple=True, help="Only such rounds.")
-@campaign.seed_option
-@campaign.deadline_option
-@campaign.limit_option
-@options.parent_option
-@campaign.output_option
-def command(
-    front_end: FrontEndName,
-    rounds: int,
-    only: Sequence[str],
-    seed: int,
-    deadline_s: int,
-    limit_s: float,
-    parent: Path,
-    output: Path | None,
-) -> None:
+@campaign.command(
+    "images",
+    campaign.deadline_option,
+    tables=tables,
+    needs=(ROOT, BTRFS, LOOP, REGISTRY),
+    rounds=100,
+    kinds=_KINDS,
+    front_ends=True,
+)
+def command(run: Run, deadline_s: int) -> None:
     """Kill commands of images, and what serves them, and look at what is left.
 
     Fails when a command does not work after that, a byte is wrong or lost, or anything
     is left half-made.
     """
-    require(ROOT, BTRFS, LOOP, UBLK if front_end == "ublk" else FUSE, REGISTRY)
-    with ExitStack() as stack:
-        directory = stack.enter_context(tempdir(parent=parent))
-        for name in ("registry", "work"):
-            (directory / name).mkdir()
-        server = stack.enter_context(registry_server(directory / "registry", tls=True))
-        stack.enter_context(campaign.apart(directory))
-        made = Campaign(
-            directory, server, front_end=front_end, seed=seed, deadline_s=deadline_s
-        )
-        made.make_image()
-        results = campaign.Results(
-            *("images", tables),
-            parameters={"front_end": front_end, "rounds": rounds, "seed": seed}
-            | ({"kind": list(only)} if only else {}),
-            directory=directory,
-            output=output,
-        )
-        kinds = campaign.in_turn(only or made.kinds, rounds)
-        with results:
-            # A volume that was detached is another one.
-            found = campaign.run_rounds(
-                kinds, made.bed, limit_s=limit_s, last=("detach",)
-            )
-            results.add_all(
-                found, lambda x: "fine" if x.get("killed") else "fine, and not killed"
-            )
-    results.conclude(seed=seed)
+    for name in ("registry", "work"):
+        (run.directory / name).mkdir()
+    registry = registry_server(run.directory / "registry", tls=True)
+    made = Campaign(run, run.stack.enter_context(registry), deadline_s=deadline_s)
+    made.make_image()
+    # A volume that was detached is another one.
+    run.do_rounds(
+        made.bed,
+        lambda x: "fine" if x.get("killed") else "fine, and not killed",
+        last=("detach",),
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Signals to all that serves devices, and what they wait for."""
+"""Signals to all that serves devices, what they wait for, and volumes that are down."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from support.verified_reads import NoAnswerError
 from btrfs_ublk.base.process import ProcessIdentity, run
 from btrfs_ublk.device import recover_device
 from btrfs_ublk.device.state import device_directory
-from btrfs_ublk.errors import CommandError
+from btrfs_ublk.errors import CommandError, LeftoverError
+from btrfs_ublk.server import BlockServer, ZeroSegment
+from btrfs_ublk.volume.store import volume_directory
 
 T = TypeVar("T")
 
@@ -27,6 +29,7 @@ _POLL_S = 0.001
 #: What was stopped goes on after that, at most.
 _LONGEST_STOP_S = 0.5
 _LINES = 30
+_CHECK_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,37 @@ def soon(condition: Callable[[], T | None], what: str) -> T:
             raise NoAnswerError(f"{what} after {TIMEOUT_S:g} s")
         time.sleep(_POLL_S)
     return value
+
+
+def retry(operation: Callable[[], object], *, timeout_s: float) -> None:
+    """Retry while something is in use, as another process of this machine may have
+    copied our mounts to a mount namespace of its own. Raises LeftoverError."""
+    end_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            operation()
+            return
+        except LeftoverError:
+            if time.monotonic() > end_s:
+                raise
+            time.sleep(0.1)
+
+
+def btrfs_check(name: str) -> str:
+    """Return the last messages of ``btrfs check`` for seed and sprout of a volume that
+    is down; "": they are well. It finds the seed among all block devices, if that can
+    be read to the end."""
+    volume = volume_directory(name)
+    seed = volume.seed()
+    zeroes = ZeroSegment(offset=0, length=seed.virtual_data.size)
+    with BlockServer(seed.description([zeroes])):
+        done = run(
+            ["btrfs", "check", "--readonly", volume.sprout_image],
+            timeout_s=_CHECK_TIMEOUT_S,
+            ok_statuses=range(256),
+        )
+    words = done.stdout + done.stderr
+    return words[-2000:] if done.returncode else ""
 
 
 def kernel_log() -> str:

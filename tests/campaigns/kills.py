@@ -27,10 +27,12 @@ from typing import Any
 
 import campaign
 import click
-from campaign import by_kind, summed, timed
+from campaign import Run, by_kind, summed, timed
 from killable import (
     Signal,
+    btrfs_check,
     kernel_log,
+    retry,
     serving,
     signal_at_once,
     soon,
@@ -44,16 +46,15 @@ from support.verified_reads import (
     verified_reads,
 )
 
-from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, UBLK, require
+from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT
 from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.base.process import Child, run, spawn
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.report import Document, Result, Table
 from btrfs_ublk.device import recover_device, remove_device, show_device
 from btrfs_ublk.device.state import device_directory
-from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
-from btrfs_ublk.kernel.temporary import tempdir
-from btrfs_ublk.server import BlockServer, FrontEndName, PatternSegment, ZeroSegment
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.server import PatternSegment
 from btrfs_ublk.units import GIB, KIB, MIB, TIB
 from btrfs_ublk.volume import VolumeDefinition, VolumeFile, down_volume, up_volume
 from btrfs_ublk.volume.store import volume_directory
@@ -170,7 +171,7 @@ def problems_of(result: Result) -> Iterator[str]:
     for when, differences in result.get("different", {}).items():
         if differences:
             yield f"{len(differences)} differ, {when}: {differences[0]}"
-    if result.get("check", "clean") != "clean":
+    if result.get("check"):
         yield f"btrfs check: {result['check'].splitlines()[-1:]}"
 
 
@@ -204,26 +205,22 @@ class Campaign:
 
     def __init__(
         self,
-        directory: Path,
+        run: Run,
         *,
-        front_end: FrontEndName,
-        seed: int,
         deadline_s: int,
-        drop_caches: bool,
         small_files: int,
         remount: int,
         volumes: int,
         other: Path,
-        rounds: int,
     ) -> None:
-        self._remount, self._rounds = remount, rounds
+        self._remount, self._rounds = remount, run.rounds
         self._builds = [sys.executable, str(other)]
         self._small_files = small_files
-        self._front_end = front_end
+        self._front_end = run.front_end
+        directory = run.directory
         self._target = directory / "mnt"
-        self._chances = random.Random(seed)
+        self._chances = run.chances
         self._deadline_s = deadline_s
-        self._drop_caches = drop_caches
         self._content = directory / "content"
         self._content.write_bytes(self._chances.randbytes(_LAZY_BYTES))
         pattern = {"kind": "pattern", "size": _PATTERN_BYTES}
@@ -232,7 +229,7 @@ class Campaign:
             size_bytes=TIB,
             writable_bytes=2 * GIB,
             mount=self._target,
-            front_end=front_end,
+            front_end=run.front_end,
             cache_max_bytes=_CACHE_BYTES,
             files=(
                 # Each reader has a file, as what another one has read is in memory.
@@ -240,31 +237,29 @@ class Campaign:
                 VolumeFile("lazy", {"kind": "file", "path": str(self._content)}),
             ),
         )
-        #: Volumes that are only read, by name.
-        self._others = {
-            f"{NAME}-{number}": VolumeDefinition(
+
+        def only_read(mount: str) -> VolumeDefinition:
+            return VolumeDefinition(
                 size_bytes=TIB,
                 writable_bytes=GIB,
-                mount=directory / f"mnt-{number}",
-                front_end=front_end,
+                mount=directory / mount,
+                front_end=run.front_end,
                 files=(VolumeFile("direct", pattern | {"base": 0}),),
             )
+
+        #: Volumes that are only read, by name.
+        self._others = {
+            f"{NAME}-{number}": only_read(f"mnt-{number}")
             for number in range(2, volumes + 1)
         }
-        self._coming = VolumeDefinition(
-            size_bytes=TIB,
-            writable_bytes=GIB,
-            mount=directory / "mnt-coming",
-            front_end=front_end,
-            files=(VolumeFile("direct", pattern | {"base": 0}),),
-        )
+        self._coming = only_read("mnt-coming")
         self._names = [NAME, *self._others]
         self._writer: Writer | None = None
         #: Those that read each volume, by its name.
         self._reads: dict[str, list[VerifiedReads]] = {}
 
     @contextmanager
-    def bed(self) -> Iterator[Callable[[str, Result], None]]:
+    def bed(self, _result: Result) -> Iterator[Callable[[Result], None]]:
         """Have all volumes, and a writer; yield what does a round."""
         with ExitStack() as stack:
             stack.callback(self._take_down, COMING)
@@ -282,10 +277,10 @@ class Campaign:
             )
             yield self._try
 
-    def _try(self, kind: str, result: Result) -> None:
+    def _try(self, result: Result) -> None:
         chances = random.Random(self._chances.randrange(1 << 32))
         try:
-            self._round(kind, chances, result)
+            self._round(result["kind"], chances, result)
         finally:
             result["problems"] += problems_of(result)
 
@@ -305,18 +300,7 @@ class Campaign:
             self._down(name)
 
     def _down(self, name: str) -> None:
-        """Take a volume down. Retry, as another process, of other tests perhaps,
-        may have copied the mount to its own mount namespace.
-        """
-        end_s = time.monotonic() + self._deadline_s
-        while True:
-            try:
-                down_volume(name)
-                return
-            except LeftoverError:
-                if time.monotonic() > end_s:
-                    raise
-                time.sleep(0.1)
+        retry(lambda: down_volume(name), timeout_s=self._deadline_s)
 
     def _round(self, kind: str, chances: random.Random, result: Result) -> None:
         writer = self._writer
@@ -347,7 +331,7 @@ class Campaign:
             for name, definition in self._others.items():
                 self._down(name)
                 up_volume(name, definition)
-        result["check"] = self._check()
+        result["check"] = btrfs_check(NAME)
         up_volume(NAME, self._definition)
         different["up again"] = writer.ask("compare")["differences"]
 
@@ -511,27 +495,7 @@ class Campaign:
     def _flush(self) -> None:
         """Write data in memory to disk, and drop them, so that reads use the disk."""
         run(["btrfs", "filesystem", "sync", self._target], timeout_s=_COMMAND_TIMEOUT_S)
-        if self._drop_caches:
-            Path("/proc/sys/vm/drop_caches").write_text("3")
-            return
         drop_pages(self._target / "written")
-
-    def _check(self) -> str:
-        """Return "clean", or the last messages of ``btrfs check`` for seed and sprout.
-
-        It finds the seed among all block devices, if that can be read to the end.
-        """
-        volume = volume_directory(NAME)
-        seed = volume.seed()
-        zeroes = ZeroSegment(offset=0, length=seed.virtual_data.size)
-        with BlockServer(seed.description([zeroes]), front_end=self._front_end):
-            done = run(
-                ["btrfs", "check", "--readonly", volume.sprout_image],
-                timeout_s=_COMMAND_TIMEOUT_S,
-                ok_statuses=range(256),
-            )
-        words = done.stdout + done.stderr
-        return words[-2000:] if done.returncode else "clean"
 
     def _describe(self) -> str:
         """Describe where each process hangs."""
@@ -542,100 +506,55 @@ class Campaign:
         return "\n".join([*map(where_it_waits, pids), *words, kernel_log()[-4000:]])
 
 
-@click.command(context_settings=campaign.SETTINGS)
-@click.option("--front-end", type=click.Choice(["fuse", "ublk"]), default="fuse")
-@click.option("--rounds", type=campaign.COUNT, default=300)
-@campaign.seed_option
-@campaign.kind_option(KINDS)
-@campaign.deadline_option
-@campaign.limit_option
-@click.option(
-    "--small-files",
-    type=click.IntRange(min=0),
-    help="Written first in each third round, at most.  [default: "
-    + ", ".join(f"{number} with {name}" for name, number in _MANY.items())
-    + "]",
+@campaign.command(
+    "kills",
+    campaign.deadline_option,
+    click.option(
+        "--small-files",
+        type=click.IntRange(min=0),
+        help=f"Written first in each third round, at most.  [default: {_MANY}]",
+    ),
+    click.option(
+        "--remount",
+        type=campaign.COUNT,
+        help="Take the volume down and up after each N rounds.  "
+        f"[default: {_REMOUNTED}]",
+    ),
+    click.option(
+        "--volumes",
+        type=campaign.COUNT,
+        default=3,
+        help="How many are up; one of them is written to.",
+    ),
+    campaign.other_option,
+    tables=tables,
+    needs=(ROOT, BTRFS, LOOP),
+    rounds=300,
+    kinds=KINDS,
+    front_ends=True,
+    recorded=("volumes", "small_files", "remount"),
 )
-@click.option(
-    "--remount",
-    type=campaign.COUNT,
-    help="Take the volume down and up after each N rounds.  [default: "
-    + ", ".join(f"{number} with {name}" for name, number in _REMOUNTED.items())
-    + "]",
-)
-@click.option(
-    "--drop-caches", is_flag=True, help="Of the whole machine, not of what was written."
-)
-@click.option(
-    "--volumes",
-    type=campaign.COUNT,
-    default=3,
-    show_default=True,
-    help="How many are up; one of them is written to.",
-)
-@campaign.other_option
-@options.parent_option
-@campaign.output_option
 def command(
-    front_end: FrontEndName,
-    rounds: int,
-    seed: int,
-    only: Sequence[str],
+    run: Run,
     deadline_s: int,
-    limit_s: float,
     small_files: int | None,
     remount: int | None,
-    drop_caches: bool,
     volumes: int,
     other: Path,
-    parent: Path,
-    output: Path | None,
 ) -> None:
     """Kill what serves volumes, and compare one with what was written to it.
 
     Fails when a byte is wrong or lost, a read or write fails, or something hangs.
     """
-    require(ROOT, BTRFS, LOOP, UBLK if front_end == "ublk" else FUSE)
-    if small_files is None:
-        small_files = _MANY[front_end]
-    if remount is None:
-        remount = _REMOUNTED[front_end]
-    parameters: dict[str, Any] = {
-        "front_end": front_end,
-        "rounds": rounds,
-        "seed": seed,
-        "small_files": small_files,
-        "remount": remount,
-        "volumes": volumes,
-    }
-    if drop_caches:
-        parameters["drop_caches"] = True
-    if only:
-        parameters["kind"] = list(only)
-    with tempdir(parent=parent) as directory, campaign.apart(directory):
-        made = Campaign(
-            directory,
-            front_end=front_end,
-            seed=seed,
-            deadline_s=deadline_s,
-            drop_caches=drop_caches,
-            small_files=small_files,
-            remount=remount,
-            volumes=volumes,
-            other=other,
-            rounds=rounds,
-        )
-        results = campaign.Results(
-            *("kills", tables),
-            parameters=parameters,
-            directory=directory,
-            output=output,
-        )
-        kinds = campaign.in_turn(only or KINDS, rounds)
-        with results:
-            found = campaign.run_rounds(kinds, made.bed, limit_s=limit_s)
-            results.add_all(found, _tell)
-    results.conclude(seed=seed)
+    made = Campaign(
+        run,
+        deadline_s=deadline_s,
+        small_files=_MANY[run.front_end] if small_files is None else small_files,
+        remount=remount or _REMOUNTED[run.front_end],
+        volumes=volumes,
+        other=other,
+    )
+    run.do_rounds(made.bed, _tell)
 
 
 def _tell(result: Result) -> str:

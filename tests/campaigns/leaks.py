@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import json
 import mmap
 import os
 import pkgutil
@@ -44,7 +43,7 @@ from call_events import CALL_EVENTS, CallEvent, tracepoints
 from leak_scenes import NAME, Scene, Scenes, Step, Words, clear_snapshotter
 
 import btrfs_ublk
-from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, require
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
 from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.base.fork import close_all_but
 from btrfs_ublk.base.process import readable
@@ -371,29 +370,22 @@ class Campaign:
         self,
         runner: Runner,
         look: Callable[[], list[str]],
-        seed: int,
+        chances: random.Random,
         only: Point | None,
     ) -> None:
         """``only``: all rounds are at this point."""
-        self._runner, self._look, self._only = runner, look, only
-        self._chances = random.Random(seed)
+        self.runner, self._look, self._only = runner, look, only
+        self._chances = chances
 
     def run(self, scene: Scene, rounds: int, end_s: float) -> Iterator[Round]:
         """Do rounds, each at a random one of the scene's points."""
-        runner = self._runner
+        runner = self.runner
         runner.do(scene.before)
         # Once without counting: what is made once only, as the daemon, is there then.
-        if scene.asked is None:
-            runner.do([scene.words, *scene.undo])
-        else:
-            self._serve(scene)
+        self._calls(scene)
+        runner.do(scene.undo)
         before = runner.rest()
-        calls: Sequence[Call]
-        if scene.asked is None:
-            calls = runner.calls(scene.words, starting=scene.starting)
-        else:
-            events = self._serve(scene)
-            calls = [Call("event", number) for number in range(1, events + 1)]
+        calls = self._calls(scene)
         after = runner.rest()
         runner.do(scene.undo)
         if (again := runner.settled(before)) != before:
@@ -421,8 +413,14 @@ class Campaign:
                 self._restore(scene, before)
         runner.do(scene.end)
 
+    def _calls(self, scene: Scene) -> list[Call]:
+        """Let it do all it does, and return of which calls that consists."""
+        if scene.asked is None:
+            return self.runner.calls(scene.words, starting=scene.starting)
+        return [Call("event", number + 1) for number in range(self._serve(scene))]
+
     def _restore(self, scene: Scene, before: State) -> None:
-        runner = self._runner
+        runner = self.runner
         for step in (("gc",), ("device", "gc"), scene.words, *scene.undo):
             if scene.asked is None or step != scene.words:
                 with suppress(BtrfsUblkError, OSError):
@@ -433,7 +431,7 @@ class Campaign:
     def _serve(self, scene: Scene) -> int:
         """Let a client be served, and return how many events that is."""
         assert scene.asked is not None
-        status, events, said = self._runner.serve(
+        status, events, said = self.runner.serve(
             scene.words, scene.asked, 0, signal.SIGTERM
         )
         if status != 128 + signal.SIGTERM:
@@ -444,7 +442,7 @@ class Campaign:
         """What its client has made stays until the client removes it, whatever the
         signal was; all else goes with it, or with the next one."""
         assert scene.asked is not None
-        runner, number = self._runner, point.signal
+        runner, number = self.runner, point.signal
         status, _, said = runner.serve(
             scene.words, scene.asked, point.call.number, number
         )
@@ -466,7 +464,7 @@ class Campaign:
         return faults
 
     def _round(self, scene: Scene, point: Point, before: State, after: State) -> Round:
-        runner, (at, number, group) = self._runner, point
+        runner, (at, number, group) = self.runner, point
         sent = False
 
         @contextmanager
@@ -532,94 +530,88 @@ def _import_all() -> None:
                 import_module(module.name)
 
 
-@click.command(context_settings=campaign.SETTINGS)
-@click.option("--rounds", type=campaign.COUNT, default=130, help="Of all kinds.")
-@click.option("--kind", "only", multiple=True, help="Only such.  [default: all]")
-@click.option(
-    "--at",
-    callback=parse_point,
-    metavar="POINT",
-    help="Repeat this, as failures name it: 'SIGKILL at unlinkat 2'.",
+@campaign.command(
+    "leaks",
+    click.option("--kind", "chosen", multiple=True, help="Only such.  [default: all]"),
+    click.option(
+        "--at",
+        callback=parse_point,
+        metavar="POINT",
+        help="Repeat this, as failures name it: 'SIGKILL at unlinkat 2'.",
+    ),
+    needs=(ROOT, BTRFS, LOOP, FUSE, CALL_EVENTS, REGISTRY),
+    rounds=130,
 )
-@campaign.seed_option
-@campaign.limit_option
-@options.parent_option
-@campaign.output_option
-def command(
-    rounds: int,
-    only: Sequence[str],
-    at: Point | None,
-    seed: int,
-    limit_s: float,
-    parent: Path,
-    output: Path | None,
-) -> None:
+def command(run: campaign.Run, chosen: Sequence[str], at: Point | None) -> None:
     """Send INT, TERM, HUP and KILL to commands, each at one of its system calls.
 
     Fails when anything is left that should not be, or anything of others has changed.
+    The rounds, and the time, are of all kinds together, in equal parts.
     """
-    require(ROOT, BTRFS, LOOP, FUSE, CALL_EVENTS, REGISTRY)
     if os.getpid() > 100:
         raise BtrfsUblkError(
             "it needs processes of its own", hint="run it by scripts/torture"
         )
     _import_all()
     gc.freeze()  # Forks copy less memory.
-    results: list[dict[str, object]] = []
-    faults: list[str] = []
-    end_s = time.monotonic() + limit_s
-    with ExitStack() as stack:
-        top = stack.enter_context(tempdir(parent=parent))
-        kept = stack.enter_context(tempdir(parent=parent))
-        host = stack.enter_context(loopback_registry(kept))
-        stored = kept / "storage/docker/registry/v2/repositories"
-        look = stack.enter_context(decoys(top))
-        stack.enter_context(campaign.apart(top))
-        (top / "mnt").mkdir()
-        pids = set(psutil.pids())
-        runner = Runner(top, stored)
-        found = Scenes(top, host, stored, runner.do).all()
-        chosen = list(only or found)
-        for number, kind in enumerate(chosen):
-            if kind not in found:
-                raise click.BadParameter(f"no kind {kind!r}: {', '.join(found)}")
-            share = rounds * (number + 1) // len(chosen) - rounds * number // len(
-                chosen
-            )
-            # Each kind gets an equal part of the time that is left.
-            if (left_s := end_s - time.monotonic()) <= 0:
-                break
-            began_s = time.monotonic()
-            until_s = began_s + left_s / (len(chosen) - number)
-            made = Campaign(runner, look, seed + number, at)
-            done = missed = 0
-            try:
-                for each in made.run(found[kind], share, until_s):
-                    point = each.point
-                    what = {"kind": kind, "call": str(point.call)}
-                    what["signal"] = point.signal.name
-                    if each.reached:
-                        done += 1
-                        results.append(what | {"group": point.group})
-                    missed += not each.reached
-                    for fault in each.faults:
-                        faults.append(f"{kind}, {point}: {fault}")
-                        options.progress(faults[-1])
-            except BtrfsUblkError as error:
-                faults.append(f"{kind}: ended early: {error}")
-                options.progress(faults[-1])
-                clear(runner, found[kind])
-            took_s = time.monotonic() - began_s
-            also = f", and {missed} that missed their call" if missed else ""
-            options.progress(f"{kind}: {done} rounds{also} in {took_s:.0f} s")
-        # The daemon is to end, too: its files are in what is removed.
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                if process.pid not in pids:
-                    process.kill()
-    if output is not None:
-        output.write_text(json.dumps({"seed": seed, "results": results}) + "\n")
-    campaign.conclude(faults, rounds=len(results), seed=seed)
+    top, stack = run.directory, run.stack
+    kept = stack.enter_context(tempdir(parent=top.parent))
+    host = stack.enter_context(loopback_registry(kept))
+    stored = kept / "storage/docker/registry/v2/repositories"
+    look = stack.enter_context(decoys(top))
+    (top / "mnt").mkdir()
+    # The daemon is to end, too: its files are in what is removed.
+    stack.callback(_kill_all_but, set(psutil.pids()))
+    runner = Runner(top, stored)
+    found = Scenes(top, host, stored, runner.do).all()
+    if unknown := set(chosen) - found.keys():
+        raise click.BadParameter(f"no kinds {unknown}: {', '.join(found)}")
+    kinds = list(chosen or found)
+    for number, kind in enumerate(kinds):
+        left = len(kinds) - number
+        if not run.in_time():
+            break
+        until_s = time.monotonic() + (run.end_s - time.monotonic()) / left
+        _do_kind(
+            run,
+            Campaign(runner, look, run.chances, at),
+            kind,
+            found[kind],
+            left,
+            until_s,
+        )
+
+
+def _do_kind(
+    run: campaign.Run, made: Campaign, kind: str, scene: Scene, left: int, end_s: float
+) -> None:
+    """Do one of the ``left`` kinds."""
+    began_s, before, missed = time.monotonic(), run.done, 0
+    try:
+        for each in made.run(scene, (run.rounds - run.done) // left, end_s):
+            point = each.point
+            result = {"kind": kind, "call": str(point.call), "group": point.group}
+            result |= {"signal": point.signal.name}
+            result["problems"] = [f"{kind}, {point}: {fault}" for fault in each.faults]
+            if each.reached or each.faults:
+                run.add(result)
+            missed += not each.reached
+            for problem in result["problems"]:
+                options.progress(problem)
+    except BtrfsUblkError as error:
+        run.add({"kind": kind, "problems": [f"{kind}: ended early: {error}"]}, rounds=0)
+        options.progress(f"{kind}: ended early: {error}")
+        clear(made.runner, scene)
+    took_s = time.monotonic() - began_s
+    also = f", and {missed} that missed their call" if missed else ""
+    options.progress(f"{kind}: {run.done - before} rounds{also} in {took_s:.0f} s")
+
+
+def _kill_all_but(pids: set[int]) -> None:
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.pid not in pids:
+                process.kill()
 
 
 if __name__ == "__main__":

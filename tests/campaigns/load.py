@@ -30,12 +30,14 @@ from pathlib import Path
 import campaign
 import click
 from support.cgroups import MEMORY_GROUPS, memory_group
+from campaign import Run
 from support.devices import DESCRIPTION, reading
 
-from btrfs_ublk.base.capabilities import FUSE, LOOP, ROOT, require
+from btrfs_ublk.base.capabilities import FUSE, LOOP, ROOT
 from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.cpu_load import hogs
+from btrfs_ublk.bench.report import Result
 from btrfs_ublk.device import (
     Device,
     DeviceOptions,
@@ -44,7 +46,6 @@ from btrfs_ublk.device import (
 )
 from btrfs_ublk.device.state import RUN_VARIABLE, device_directory
 from btrfs_ublk.kernel import mounted
-from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.units import KIB, MIB
 
 _NOBODY = 65534
@@ -235,15 +236,16 @@ KINDS: dict[str, Callable[[Sequence[int]], object]] = {
 
 
 def _round(
-    kind: str,
+    result: Result,
     devices: Sequence[Device],
     readers: int,
     clients: int,
     seed: int,
     length_s: float,
     deadline_s: float,
-) -> list[str]:
-    """Return the faults of one round."""
+) -> None:
+    """Note what of one round is wrong."""
+    kind, faults = result["kind"], result["problems"]
     names = [device.name for device in devices]
     servers = []
     for name in names:
@@ -252,7 +254,6 @@ def _round(
         servers.append(state.server.pid)
     sockets = [device_directory(name).path / "control" for name in names]
     paths = [device.path for device in devices if device.path is not None]
-    faults = []
     answered_s = 0.0
     with (
         crowd(sockets, clients, seed) as crowd_pid,
@@ -266,86 +267,77 @@ def _round(
             begin_s = time.monotonic()
             for name in names[:2]:
                 if not show_device(name).is_well:
-                    faults.append(f"{kind}: {name}: {show_device(name).reason}")
+                    faults.append(f"{name}: {show_device(name).reason}")
             answered_s = max(answered_s, time.monotonic() - begin_s)
             time.sleep(0.5)
         if os.waitpid(crowd_pid, os.WNOHANG)[0]:
             raise RuntimeError("the crowd has ended")
     for path, each in zip(paths, reads, strict=True):
         if each.wrong or each.errors:
-            faults.append(f"{kind}: {path}: {each.wrong} wrong, {each.errors[:3]}")
+            faults.append(f"{path}: {each.wrong} wrong, {each.errors[:3]}")
         if not each.reads:
-            faults.append(f"{kind}: {path}: nothing was read")
+            faults.append(f"{path}: nothing was read")
     longest_s = max(each.longest_s for each in reads)
     for what, took_s in (("a read", longest_s), ("an answer", answered_s)):
         if took_s > deadline_s:
-            faults.append(f"{kind}: {what} took {took_s:.1f} s")
+            faults.append(f"{what} took {took_s:.1f} s")
     for name, pid in zip(names, servers, strict=True):
         state = show_device(name).state
         if state.server is None or state.server.pid != pid:
             log = show_device(name).log.read_text().splitlines()[-12:]
-            faults.append(f"{kind}: the server of {name} has ended: {log}")
-    options.progress(
-        f"{kind}: {sum(each.reads for each in reads)} reads, the longest took "
-        f"{longest_s:.2f} s, "
-        f"status of two devices {answered_s:.2f} s; {len(faults)} failures"
-    )
-    return faults
+            faults.append(f"the server of {name} has ended: {log}")
+    result["reads"] = sum(each.reads for each in reads)
+    result |= {"longest_s": longest_s, "answered_s": answered_s}
 
 
-@click.command(context_settings=campaign.SETTINGS)
-@click.option("--devices", "count", type=click.IntRange(1, 64), default=64)
-@click.option("--readers", type=campaign.COUNT, default=256)
-@click.option("--clients", type=campaign.COUNT, default=10_000)
-@click.option("--rounds", type=campaign.COUNT, default=len(KINDS))
-@click.option(
-    "--kind",
-    "only",
-    multiple=True,
-    type=click.Choice(list(KINDS)),
-    help="Only such.  [default: all in turn]",
+@campaign.command(
+    "load",
+    click.option("--devices", "count", type=click.IntRange(1, 64), default=64),
+    click.option("--readers", type=campaign.COUNT, default=256),
+    click.option("--clients", type=campaign.COUNT, default=10_000),
+    click.option(
+        "--length", "length_s", type=float, default=15.0, help="Of one, in s."
+    ),
+    campaign.deadline_option,
+    needs=(ROOT, FUSE, LOOP, MEMORY_GROUPS),
+    rounds=len(KINDS),
+    kinds=KINDS,
+    recorded=("count", "readers", "clients"),
 )
-@click.option("--length", "length_s", type=float, default=15.0, help="Of one, in s.")
-@campaign.seed_option
-@campaign.deadline_option
-@options.parent_option
 def command(
-    count: int,
-    readers: int,
-    clients: int,
-    rounds: int,
-    only: Sequence[str],
-    length_s: float,
-    seed: int,
-    deadline_s: int,
-    parent: Path,
+    run: Run, count: int, readers: int, clients: int, length_s: float, deadline_s: int
 ) -> None:
     """Read from many devices while crowds ask their servers, and resources are short.
 
     Fails when a read is wrong or late, or a server ends or does not answer.
     """
-    require(ROOT, FUSE, LOOP, MEMORY_GROUPS)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    faults: list[str] = []
-    chosen = list(only or KINDS)
-    with ExitStack() as stack:
-        top = stack.enter_context(tempdir(parent=parent))
-        size = [f"size={_DISK_BYTES}"]
-        stack.enter_context(mounted("none", top, fs_type="tmpfs", options=size))
-        stack.enter_context(campaign.apart(top))
-        made = DeviceOptions(front_end="fuse", queues=1)
-        devices = [
-            stack.enter_context(supervised_device(DESCRIPTION, made))
-            for _ in range(count)
-        ]
-        options.progress(f"{count} devices")
-        for number in range(rounds):
-            kind = chosen[number % len(chosen)]
-            faults += _round(
-                kind, devices, readers, clients, seed + number, length_s, deadline_s
-            )
-    campaign.conclude(faults, rounds=rounds, seed=seed)
+    top = run.directory / "small"
+    top.mkdir()
+    size = [f"size={_DISK_BYTES}"]
+    run.stack.enter_context(mounted("none", top, fs_type="tmpfs", options=size))
+    run.stack.enter_context(campaign.apart(top))
+    made = DeviceOptions(front_end="fuse", queues=1)
+    devices = [
+        run.stack.enter_context(supervised_device(DESCRIPTION, made))
+        for _ in range(count)
+    ]
+    options.progress(f"{count} devices")
+
+    @contextmanager
+    def bed(_result: Result) -> Iterator[Callable[[Result], None]]:
+        def do(result: Result) -> None:
+            seed = run.chances.randrange(1 << 31)
+            _round(result, devices, readers, clients, seed, length_s, deadline_s)
+
+        yield do
+
+    run.do_rounds(
+        bed,
+        lambda x: f"{x['reads']} reads, the longest took {x['longest_s']:.2f} s, "
+        f"status of two devices {x['answered_s']:.2f} s",
+    )
 
 
 if __name__ == "__main__":

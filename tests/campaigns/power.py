@@ -16,15 +16,16 @@ import hashlib
 import os
 import random
 import sys
-import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import campaign
 import click
+from campaign import Run
+from killable import btrfs_check
 from power_work import (
     ANY,
     CONTAINERS,
@@ -43,23 +44,15 @@ from support.disks import FileSystem, Replay, mounted_disk, recording
 from support.images import tagged_image
 from support.registry import REGISTRY, Registry, registry_server
 
-from btrfs_ublk.base.capabilities import (
-    BTRFS,
-    FUSE,
-    LOOP,
-    ROOT,
-    require,
-)
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
 from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.base.private_dirs import VOLUMES_VARIABLE
-from btrfs_ublk.base.process import run
+from btrfs_ublk.base.process import run as run_program
 from btrfs_ublk.bench import options
 from btrfs_ublk.containers.snapshots import Snapshots
 from btrfs_ublk.device.state import half_made
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.image.store import IMAGES_VARIABLE, ImageStore
-from btrfs_ublk.kernel import tempdir
-from btrfs_ublk.server import BlockServer, ZeroSegment
 from btrfs_ublk.units import GIB
 from btrfs_ublk.volume import (
     down_volume,
@@ -91,12 +84,11 @@ class Campaign:
         registry: Registry,
         *,
         kind: FileSystem,
-        seed: int,
-        up_every: int = 1,
+        chances: random.Random,
+        up_every: int,
     ) -> None:
         self._top, self._registry, self._kind = top, registry, kind
-        self._up_every = up_every
-        self._chances = random.Random(seed)
+        self._up_every, self._chances = up_every, chances
         self._log = top / "log"
         for name in ("mounts", "source"):
             (top / name).mkdir()
@@ -105,29 +97,22 @@ class Campaign:
             (top / "source" / name).write_bytes(content)
         self._same = (top / "source/same").read_bytes()
         self._other = (top / "source/other").read_bytes()
-        self.begin(Promises(lambda: self._log.stat().st_size), self._chances)
-
-    def begin(self, promises: Promises, chances: random.Random) -> Work:
-        """Return work that promises this."""
-        self._promises = promises
-        #: What was there when it was compared.
-        self.found: dict[Key, Any] = {}
+        self._promises = Promises(lambda: self._log.stat().st_size)
         self._work = Work(
-            *(self._top / "mounts", self._top / "source", self._registry),
-            *(promises, chances),
+            *(top / "mounts", top / "source", registry),
+            *(self._promises, self._chances),
         )
-        return self._work
 
     def record(self, steps: int) -> None:
         """Do so many steps of work on a disk that logs."""
-        self.make_images()
+        self._make_images()
         with recording(self._top, self._kind, size_bytes=_DISK_BYTES):
             self._work.run(steps)
         # A unit that was read keeps its content, or cannot be read any more.
         with (self._top / "source/other").open("r+b") as file:
             file.write(bytes(255 - byte for byte in self._other))
 
-    def make_images(self) -> None:
+    def _make_images(self) -> None:
         """Put two images into the registry, which may be pulled."""
         for tag in ("1", "2"):
             files = {
@@ -146,11 +131,10 @@ class Campaign:
 
     def _image(self, *words: object) -> None:
         argv = [sys.executable, "-m", "btrfs_ublk.cli.main", "image"]
-        run([*argv, *map(str, words)], timeout_s=_TIMEOUT_S)
+        run_program([*argv, *map(str, words)], timeout_s=_TIMEOUT_S)
 
-    def states(self, count: int, limit_s: float) -> Iterator[tuple[str, list[str]]]:
+    def states(self, count: int) -> Iterator[tuple[str, list[str]]]:
         """Yield what each state is, and what is wrong with it."""
-        end_s = time.monotonic() + limit_s
         number = 0
         # In several passes, so that a limit of time does not leave the end out.
         while number < count:
@@ -158,8 +142,6 @@ class Campaign:
             under_way = replay.under_way()
             size = min(_PASS, count - number)
             for cut in sorted(_cut(under_way, self._chances) for _ in range(size)):
-                if time.monotonic() > end_s:
-                    return
                 mode = self._chances.choice(["none", "all", "some", "some", "some"])
                 replay.advance(cut)
                 state = self._top / "state-now"
@@ -178,24 +160,29 @@ class Campaign:
         problems: list[str] = []
         try:
             if with_check and self._kind == "btrfs":
-                run(["btrfs", "check", "--readonly", disk], timeout_s=_TIMEOUT_S)
+                run_program(
+                    ["btrfs", "check", "--readonly", disk], timeout_s=_TIMEOUT_S
+                )
             with mounted_disk(disk, self._top / "disk", self._kind):
                 try:
-                    problems += self.compare(position)
+                    problems += self._compare(position)
                     if number % self._up_every == 0:
-                        problems += self.go_on(position)
+                        problems += self._go_on(position)
                         self._work_on()
                 finally:
                     for each in list_volumes():
                         down_volume(each.name)
-                if with_check:
-                    problems += self.check_sprouts()
-                problems += self.left(number % self._up_every == 0)
+                # NB: `btrfs check` knows no simple quotas before 6.7; the volume with
+                # the snapshots has them.
+                for name in (MAIN, IMAGE) if with_check else ():
+                    if said := btrfs_check(name):
+                        problems.append(f"btrfs check of volume {name}: {said}")
+                problems += self._left(number % self._up_every == 0)
         except (BtrfsUblkError, OSError) as error:
             problems.append(f"{type(error).__name__}: {error}")
         return problems
 
-    def compare(self, position: int) -> list[str]:
+    def _compare(self, position: int) -> list[str]:
         """Compare what is on the disk, with nothing up."""
         found: dict[Key, Any] = {}
         for volume in list_volumes():
@@ -217,8 +204,6 @@ class Campaign:
         problems = []
         for key, allowed in self._promises.allowed(position).items():
             value = known(found.get(key))
-            if key[0] in kinds:
-                self.found[key] = value
             if key[0] in kinds and value not in allowed and ANY not in allowed:
                 problems.append(
                     f"{' '.join(key)}: {_shown(value)}, not "
@@ -226,7 +211,7 @@ class Campaign:
                 )
         return problems[:_SHOWN]
 
-    def go_on(self, position: int) -> list[str]:
+    def _go_on(self, position: int) -> list[str]:
         """Bring all volumes up, and compare what is in them."""
         names = {each.name for each in list_volumes()}
         for name in sorted(names | set(VOLUMES)):
@@ -280,27 +265,7 @@ class Campaign:
                         problems.append(f"unit {unit} has changed after it was read")
         return problems
 
-    def check_sprouts(self, names: Sequence[str] = (MAIN, IMAGE)) -> list[str]:
-        """Run `btrfs check` on volumes that are down."""
-        # NB: `btrfs check` knows no simple quotas before 6.7; that with the snapshots
-        # has them.
-        problems = []
-        for name in names:
-            volume = volume_directory(name)
-            seed = volume.seed()
-            zeroes = ZeroSegment(offset=0, length=seed.virtual_data.size)
-            with BlockServer(seed.description([zeroes])):
-                done = run(
-                    ["btrfs", "check", "--readonly", volume.sprout_image],
-                    timeout_s=_TIMEOUT_S,
-                    ok_statuses=range(256),
-                )
-            if done.returncode:
-                said = (done.stdout + done.stderr)[-1000:]
-                problems.append(f"btrfs check of volume {name}: {said}")
-        return problems
-
-    def left(self, was_up: bool) -> list[str]:
+    def _left(self, was_up: bool) -> list[str]:
         """Remove what is not used; nothing half-made may be left."""
         ImageStore().collect(())
         disk = self._top / "disk"
@@ -320,67 +285,52 @@ def _shown(value: object) -> str:
     return "nothing" if value is None else str(value)
 
 
-@click.command(context_settings=campaign.SETTINGS)
-@click.option("--rounds", type=campaign.COUNT, default=600, help="States.")
-@click.option("--steps", type=campaign.COUNT, default=60, help="Of work, before.")
-@click.option(
-    "--file-system",
-    "kind",
-    type=click.Choice(["btrfs", "ext4", "xfs"]),
-    default="btrfs",
-    show_default=True,
-    help="Of the disk.",
+@campaign.command(
+    "power",
+    click.option("--steps", type=campaign.COUNT, default=60, help="Of work, before."),
+    click.option(
+        "--file-system",
+        "kind",
+        type=click.Choice(["btrfs", "ext4", "xfs"]),
+        default="btrfs",
+        help="Of the disk.",
+    ),
+    click.option(
+        "--up-every",
+        type=campaign.COUNT,
+        default=6,
+        help="Of so many states one has its volumes brought up.",
+    ),
+    needs=(ROOT, BTRFS, LOOP, FUSE, REGISTRY),
+    rounds=600,
+    recorded=("steps", "kind", "up_every"),
 )
-@click.option(
-    "--up-every",
-    type=campaign.COUNT,
-    default=6,
-    help="Of so many states one has its volumes brought up.",
-)
-@campaign.seed_option
-@campaign.limit_option
-@options.parent_option
-def command(
-    rounds: int,
-    steps: int,
-    kind: FileSystem,
-    up_every: int,
-    seed: int,
-    limit_s: float,
-    parent: Path,
-) -> None:
+def command(run: Run, steps: int, kind: FileSystem, up_every: int) -> None:
     """Cut the power of a disk at random moments, and start from what is left of it.
 
     Fails when anything that was acknowledged is missing or wrong, or does not go on.
     """
-    require(ROOT, BTRFS, LOOP, FUSE, REGISTRY)
     if os.getpid() > 100:
         raise BtrfsUblkError("it changes /proc", hint="run it by scripts/torture")
-    faults: list[str] = []
-    done = 0
-    with ExitStack() as stack:
-        top = stack.enter_context(tempdir(parent=parent))
-        (top / "registry").mkdir()
-        server = stack.enter_context(registry_server(top / "registry", tls=True))
-        stack.enter_context(campaign.apart(top))
-        places = {VOLUMES_VARIABLE: "volumes", IMAGES_VARIABLE: "images"}
-        stack.enter_context(
-            campaign.environment(
-                **{name: str(top / "disk" / each) for name, each in places.items()}
-            )
-        )
-        # Each state is that of another boot.
-        (top / "boot_id").write_text(f"{uuid.uuid4()}\n")
-        run(["mount", "--bind", top / "boot_id", BOOT_ID], timeout_s=_TIMEOUT_S)
-        stack.callback(run, ["umount", BOOT_ID], timeout_s=_TIMEOUT_S)
-        made = Campaign(top, server, kind=kind, seed=seed, up_every=up_every)
-        made.record(steps)
-        options.progress(f"recorded {steps} steps of work")
-        for what, problems in made.states(rounds, limit_s):
-            done += 1
-            faults += [f"after {what}: {each}" for each in problems]
-            options.progress(f"{done}: {what}: {'; '.join(problems) or 'fine'}")
-    campaign.conclude(faults, rounds=done, seed=seed)
+    top, stack = run.directory, run.stack
+    (top / "registry").mkdir()
+    server = stack.enter_context(registry_server(top / "registry", tls=True))
+    places = {VOLUMES_VARIABLE: "volumes", IMAGES_VARIABLE: "images"}
+    stack.enter_context(
+        campaign.environment({x: str(top / "disk" / y) for x, y in places.items()})
+    )
+    # Each state is that of another boot.
+    (top / "boot_id").write_text(f"{uuid.uuid4()}\n")
+    run_program(["mount", "--bind", top / "boot_id", BOOT_ID], timeout_s=_TIMEOUT_S)
+    stack.callback(run_program, ["umount", BOOT_ID], timeout_s=_TIMEOUT_S)
+    made = Campaign(top, server, kind=kind, chances=run.chances, up_every=up_every)
+    made.record(steps)
+    options.progress(f"recorded {steps} steps of work")
+    for what, problems in made.states(run.rounds):
+        run.add({"state": what, "problems": [f"after {what}: {x}" for x in problems]})
+        options.progress(f"{run.done}: {what}: {'; '.join(problems) or 'fine'}")
+        if not run.in_time():
+            break
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import hashlib
 import mmap
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,11 +69,9 @@ def known(value: Any) -> Any:
 
 
 class Promises:
-    def __init__(
-        self, position: Callable[[], int], events: Sequence[Event] = ()
-    ) -> None:
+    def __init__(self, position: Callable[[], int]) -> None:
         self._position = position
-        self._events = list(events)
+        self._events: list[Event] = []
         #: What holds now.
         self.now: dict[Key, Any] = {}
 
@@ -112,18 +110,12 @@ class Work:
         chances: random.Random,
     ) -> None:
         self._mounts, self._source, self._chances = mounts, source, chances
-        #: Where trees are made, of which volumes have clones.
-        self.trees = source
         self._registry, self._promises = registry, promises
         self._access = RegistryAccess(ca_file=registry.ca_file)
         self._number = 0
         self._definitions: dict[str, VolumeDefinition] = {}
 
-    def go_on(self, definitions: dict[str, VolumeDefinition], *, number: int) -> None:
-        """Begin with volumes that are there. Names get numbers above this one."""
-        self._definitions, self._number = dict(definitions), number
-
-    def run(self, steps: int, *, each_first: bool = True) -> None:
+    def run(self, steps: int) -> None:
         """Do so many things, of each kind one first, and take down what is up."""
         self._up(MAIN)
         self._up(CONTAINERS)
@@ -149,7 +141,7 @@ class Work:
         ]
         for step in range(steps):
             # Each kind once, and then by chance.
-            if each_first and step < len(kinds):
+            if step < len(kinds):
                 kinds[step][0]()
             else:
                 calls, weights = zip(*kinds, strict=True)
@@ -387,14 +379,14 @@ class Work:
 
     def _add_tree(self) -> None:
         """Make a tree of a directory again in the volume, by clones of its data."""
-        tree = self.trees / f"tree-{self._next()}"
+        tree = self._source / f"tree-{self._next()}"
         values: dict[Key, Any] = {}
         tree.mkdir()
         for name in ("one", "two"):
             content = self._content()
             write_synced(tree / name, content)
             values["file", MAIN, f"{tree.name}/{name}"] = content
-        _sync(self.trees)
+        _sync(self._source)
         with self._promises.event(values):
             add_tree(MAIN, tree, tree.name, access=self._access)
 

@@ -1,12 +1,11 @@
-"""The campaign of power cuts (campaigns/power.py) in a short form, the disk that it
-records, and what is gone for good once a command says so."""
+"""The disk that the campaign of power cuts records, and what is gone for good once a
+command says so."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import random
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -22,9 +21,6 @@ from support.disks import (
     recording,
 )
 from support.images import ordinary_image
-from support.needs import Need
-from support.paths import PROJECT
-from support.registry import REGISTRY
 
 from btrfs_ublk.base.private_dirs import VOLUMES_VARIABLE
 from btrfs_ublk.containers.snapshots import Snapshots
@@ -37,7 +33,6 @@ from btrfs_ublk.volume.store import volume_directories
 
 pytestmark = pytest.mark.data
 
-TIMEOUT_S = 280
 BLOCK = 4096
 DATA = "application/octet-stream"
 native = pytest.mark.device
@@ -195,20 +190,3 @@ def test_sectors_are_torn_but_not_superblocks(tmp_path: Path) -> None:
         assert all(sector in (bytes(512), bytes([2]) * 512) for sector in sectors)
         torn.add(sum(sector[0] == 2 for sector in sectors))
     assert {0, 3, 4, 5, 8} <= torn
-
-
-@native
-@pytest.mark.fuse
-def test_cuts_in_a_short_form(sparse_path: Path, need: Need) -> None:
-    need(REGISTRY)
-    done = subprocess.run(
-        [
-            *(PROJECT / "scripts/torture", "power", "--seed=3", "--steps=13"),
-            *("--rounds=6", "--up-every=3", "--parent", sparse_path),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "6 rounds with seed 3" in done.stderr and " 0 failures" in done.stderr

@@ -1,10 +1,14 @@
-"""scripts/torture, and the campaign of images in a short form."""
+"""scripts/torture, and most campaigns in a short form."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -14,29 +18,26 @@ from support.containers import BUSYBOX, CONTAINERD, RUNC
 from support.needs import Need
 from support.paths import PROJECT
 from support.registry import REGISTRY
+from support.waiting import wait_until
 
-from btrfs_ublk.base.capabilities import FUSE
+from btrfs_ublk.base.capabilities import FUSE, LOOP, ROOT, Capability
+from btrfs_ublk.bench.origin import NGINX
 
+TORTURE = PROJECT / "scripts/torture"
 TIMEOUT_S = 280
 
 
 def torture(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [PROJECT / "scripts/torture", *words],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
+        [TORTURE, *words], capture_output=True, text=True, timeout=TIMEOUT_S
     )
 
 
 def test_all_campaigns_are_listed() -> None:
-    listed = [line.split()[0] for line in torture("--list").stdout.splitlines()]
-    concluding = [
-        path.stem.replace("_", "-")
-        for path in sorted((PROJECT / "tests/campaigns").glob("*.py"))
-        if re.search(r"campaign\.(conclude|Results)\(", path.read_text())
-    ]
-    assert listed == concluding and len(listed) > 5
+    lines = torture("--list").stdout.splitlines()
+    names = [line.split()[0] for line in lines]
+    assert set(SHORT) <= set(names) and "fuzz" in names
+    assert all(len(line.split()) > 3 for line in lines)
 
 
 def test_usage() -> None:
@@ -47,70 +48,126 @@ def test_usage() -> None:
         assert "--rounds" in torture(name, "--help").stdout
 
 
+@dataclass(frozen=True)
+class Short:
+    """A short form of a campaign."""
+
+    needs: Sequence[Capability]
+    words: Sequence[str]
+    rounds: int
+    #: Of each round, where it chooses them.
+    kinds: Sequence[str] = ()
+    #: These must not be 0 in any round.
+    counts: Sequence[str] = field(default=())
+
+
+SHORT = {
+    "bad-inputs": Short(
+        [FUSE], ["--", "remove d", "map digest big -o small", "b device up x dir"], 4
+    ),
+    "containers": Short(
+        [FUSE, REGISTRY, CONTAINERD, RUNC, BUSYBOX],
+        ["--seed=5", "--containers=3", "--writers=1", "--rounds=4"],
+        4,
+        ["snapshotter + servers", "daemon + containerd", "all get STOP", "upgrade"],
+        ["operations"],
+    ),
+    "faults": Short(
+        [FUSE, LOOP, NGINX, REGISTRY],
+        ["--source=http", "--duration=2", "--deadline=5", "--rounds=2"],
+        2,
+        ["names", "rotting disk"],
+        ["reads", "healed_reads"],
+    ),
+    "images": Short(
+        [FUSE, REGISTRY],
+        ["--seed=5", "--rounds=4"],
+        4,
+        ["pull", "fork + commit", "registry during up", "daemon gets TERM"],
+        ["operations"],
+    ),
+    # As far as they are quick; all others are for longer campaigns.
+    "leaks": Short(
+        [FUSE, CALL_EVENTS, REGISTRY],
+        ["--seed=5", "--rounds=16"]
+        + [f"--kind={x}" for x in ("volume up, new", "device up", "image build")],
+        16,
+    ),
+    "load": Short(
+        [FUSE, MEMORY_GROUPS],
+        ["--devices=4", "--readers=16", "--clients=200", "--length=2"],
+        6,
+        counts=["reads"],
+    ),
+    "power": Short(
+        [FUSE, REGISTRY], ["--seed=3", "--steps=13", "--rounds=6", "--up-every=3"], 6
+    ),
+}
+
+
 @pytest.mark.device
 @pytest.mark.fuse
-def test_killed_commands_of_images(sparse_path: Path, need: Need) -> None:
-    need(FUSE, REGISTRY)
-    output = sparse_path / "results.json"
-    kinds = ["pull", "fork + commit", "registry during up", "daemon gets TERM"]
-    done = torture(
-        *("images", "--seed=5", "--rounds=4", *(f"--kind={kind}" for kind in kinds)),
-        *("--parent", sparse_path, "-o", output),
-    )
+@pytest.mark.data
+@pytest.mark.parametrize("name", SHORT)
+def test_short_forms(sparse_path: Path, need: Need, name: str) -> None:
+    short, output = SHORT[name], sparse_path / "results.json"
+    need(ROOT, *short.needs)
+    if name == "faults":
+        pytest.importorskip("pyroute2", reason="pyroute2 makes networks")
+    words = [*(f"--kind={kind}" for kind in short.kinds), "-o", str(output)]
+    done = torture(name, "--parent", sparse_path, *words, *short.words)
     assert done.returncode == 0, done.stderr
-    assert "4 rounds with seed 5" in done.stderr and " 0 failures" in done.stderr
+    assert re.search(rf"{name}: {short.rounds} rounds.* 0 failures", done.stderr)
     rounds = json.loads(output.read_text())["results"]
-    assert [each["kind"] for each in rounds] == kinds
-    assert all(each["operations"] > 0 for each in rounds)
+    assert [each["kind"] for each in rounds if short.kinds] == [*short.kinds]
+    assert all(each[count] for each in rounds for count in short.counts)
+
+
+FLEET = ["fleet", "--hosts=4", "--size=2M", "--rate=50M", "--cases=4"]
+
+
+@pytest.fixture
+def fleet_needs(need: Need, sanitized_build: Path) -> None:
+    pytest.importorskip("pyroute2", reason="pyroute2 makes networks")
+    need(NGINX, ROOT)
 
 
 @pytest.mark.device
-@pytest.mark.fuse
-def test_commands_that_are_ended_at_their_system_calls(
-    sparse_path: Path, need: Need
-) -> None:
-    """As far as they are quick; all others are for longer campaigns."""
-    need(FUSE, CALL_EVENTS)
-    output = sparse_path / "results.json"
-    kinds = ["volume up, new", "device up", "seed create", "image build"]
-    done = torture(
-        *("leaks", "--seed=5", "--rounds=16", *(f"--kind={kind}" for kind in kinds)),
-        *("--parent", sparse_path, "-o", output),
-    )
+@pytest.mark.usefixtures("fleet_needs")
+def test_four_hosts_and_a_ring_in_namespaces(tmp_path: Path) -> None:
+    output = tmp_path / "results"
+    done = torture(*FLEET, "-o", output)
     assert done.returncode == 0, done.stderr
-    assert "16 rounds with seed 5" in done.stderr and " 0 failures" in done.stderr
-    rounds = json.loads(output.read_text())["results"]
-    assert {each["kind"] for each in rounds} == set(kinds)
-    assert "KILL" in {each["signal"].removeprefix("SIG") for each in rounds}
+    rows = json.loads(output.read_text())["results"]
+    times = {row["case"]: row["origin_times"] for row in rows}
+    cases = ["direct", "ring, cold", "ring, warm", "ring, warm, origin gone"]
+    assert list(times) == cases
+    # Where there is no CPU, a host asks the origin.
+    assert 4 <= times["direct"] < 4.5 and 1 <= times["ring, cold"] < 2
+    assert times["ring, warm"] < 1
 
 
 @pytest.mark.device
-@pytest.mark.fuse
-def test_containers_do_not_notice_kills(sparse_path: Path, need: Need) -> None:
-    need(FUSE, REGISTRY, CONTAINERD, RUNC, BUSYBOX)
-    output = sparse_path / "results.json"
-    kinds = ["snapshotter + servers", "daemon + containerd", "all get STOP", "upgrade"]
-    done = torture(
-        *("containers", "--seed=5", "--rounds=4", "--containers=3", "--writers=1"),
-        *(f"--kind={kind}" for kind in kinds),
-        *("--parent", sparse_path, "-o", output),
+@pytest.mark.usefixtures("fleet_needs")
+def test_a_fleet_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    fleet = subprocess.Popen(
+        [TORTURE, *FLEET],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     )
-    assert done.returncode == 0, done.stderr
-    assert "4 rounds with seed 5" in done.stderr and " 0 failures" in done.stderr
-    rounds = json.loads(output.read_text())["results"]
-    assert [each["kind"] for each in rounds] == kinds
-    assert all(each["operations"] for each in rounds)
-    assert all(each["kills"] > 1 for each in rounds[:3])
+    with fleet:
+        try:
+            assert fleet.stderr is not None
+            assert fleet.stderr.readline() == b"direct\n"
+        finally:
+            fleet.kill()
 
+    def has_ended() -> bool:
+        with suppress(ProcessLookupError):
+            os.killpg(fleet.pid, 0)
+            return False
+        return True
 
-@pytest.mark.device
-@pytest.mark.fuse
-def test_reads_under_load(sparse_path: Path, need: Need) -> None:
-    need(FUSE, MEMORY_GROUPS)
-    done = torture(
-        *("load", "--devices=4", "--readers=16", "--clients=200", "--length=2"),
-        *("--parent", sparse_path),
-    )
-    assert done.returncode == 0, done.stderr
-    assert "6 rounds with seed 1" in done.stderr and " 0 failures" in done.stderr
-    assert "the OOM killer took" in done.stderr
+    # With its processes, its namespaces are gone.
+    wait_until(has_ended)
