@@ -7,9 +7,6 @@ import io
 import json
 import os
 import shutil
-import socket
-import struct
-import subprocess
 import tarfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,19 +28,18 @@ from support.volumes import (
 )
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, Program
+from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, build_image
-from btrfs_ublk.image.commit import COMPRESSIONS, CommittedImage, Compression
+from btrfs_ublk.image.commit import CommittedImage, Compression
 from btrfs_ublk.image.diff import Difference, diff_images
 from btrfs_ublk.image.documents import CONFIG, MANIFEST, digest_of, to_bytes
-from btrfs_ublk.image.layer import Changes, changes_of_overlay, write_layer
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.reference import LayoutName, Reference, parse_layout
 from btrfs_ublk.image.transfer import push_image
 from btrfs_ublk.kernel.btrfs import create_snapshot, create_subvolume
-from btrfs_ublk.kernel.send import parse_stream
 from btrfs_ublk.volume import ForkMode
 from btrfs_ublk.volume import commit as commit_module
 from btrfs_ublk.volume import commit_fork, forks_of_image
@@ -143,50 +139,26 @@ def test_in_a_registry_only_what_is_new_is_sent(place: Place, need: Need) -> Non
         up_volume(NAME, definition, base=place.base)
         one = fork(place, "one", "snapshot")
         change(one, "snapshot")
-        for repository_name in ("some/app", "another/app"):
-            name = f"{registry.host}/{repository_name}:2"
-            done = place.command("commit", NAME, "one", "-t", name, noun="image")
-            assert done.returncode == 0, done.stderr
-            target = Reference(registry.host, repository_name, "2")
-            made = build_image(
-                target,
-                place.root / repository_name.replace("/", "-"),
-                BuildOptions(),
-                platform="linux/amd64",
-                access=access,
-            )
-            found: list[Difference] = []
-            diff_images(made.name, one, NO_ACCESS, found.append)
-            assert found == []
-            with open_repository(target, access) as opened:
-                document = json.loads(opened.document("2").data)
-            new = (document["layers"][-1], document["config"])
-        done = place.command(
-            *("commit", NAME, "one", "-t", f"{registry.host}/third/app:2", "--json"),
-            noun="image",
+        name = f"{registry.host}/another/app:2"
+        words = ("commit", NAME, "one", "-t", name, "--json")
+        done = place.command(*words, noun="image")
+        assert done.returncode == 0, done.stderr
+        target = Reference(registry.host, "another/app", "2")
+        made = build_image(
+            target,
+            place.root / "another",
+            BuildOptions(),
+            platform="linux/amd64",
+            access=access,
         )
+        found: list[Difference] = []
+        diff_images(made.name, one, NO_ACCESS, found.append)
+        assert found == []
+        with open_repository(target, access) as opened:
+            document = json.loads(opened.document("2").data)
+        new = (document["layers"][-1], document["config"])
         report = json.loads(done.stdout)
         assert report["sent_bytes"] == sum(each["size"] for each in new)
-        # The tag names another image now.
-        with open_repository(there, access, writing=True) as opened:
-            opened.put_document("1", MANIFEST, opened.document("2").data)
-        fork(place, "two", "overlay")
-        made = place.command("commit", NAME, "two", "-t", name, noun="image")
-        assert made.returncode == 0, made.stderr  # its layers begin alike
-        config = layout.add(CONFIG, b'{"rootfs": {"diff_ids": []}}')
-        other = to_bytes(
-            {
-                "schemaVersion": 2,
-                "mediaType": MANIFEST,
-                "config": dict(config.raw),
-                "layers": [],
-            }
-        )
-        with open_repository(there, access, writing=True) as opened:
-            opened.upload_bytes(config, layout.read(config))
-            opened.put_document("1", MANIFEST, other)
-        done = place.command("commit", NAME, "two", "-t", name, noun="image")
-        assert done.returncode == 2 and "has no ordinary image" in done.stderr
 
 
 def test_data_that_cannot_be_read(place: Place) -> None:
@@ -212,14 +184,15 @@ def test_the_image_is_what_the_fork_shows(shared: Place, mode: ForkMode) -> None
     again = commit(shared, "one", "again")
     assert again.digest == image.digest
     assert os.listdir(shared.target / "commits") == []
-    with_zstd = commit(shared, "one", "out-zstd", "zstd")
-    assert differences(shared, with_zstd.name, one) == []
 
 
 @each_mode
 def test_no_data_of_the_image_are_read(shared: Place, mode: ForkMode) -> None:
     one = fork(shared, "one", mode)
     before = fetched_bytes(shared)
+    image = commit(shared, "one", "as-it-was")
+    found = members(shared.root / "as-it-was", image.layer)
+    assert [each.name for each in found] == ["."]
     (one / "etc/new").write_text("new\n")
     (one / "etc/gone").unlink()
     (one / "etc/motd").write_text("changed\n")
@@ -228,16 +201,6 @@ def test_no_data_of_the_image_are_read(shared: Place, mode: ForkMode) -> None:
     names = [each.name for each in members(shared.root / "out", image.layer)]
     expected = [".", "etc", "etc/.wh.gone", "etc/motd", "etc/new"]
     assert [name for name in names if not name.startswith(("usr", "var"))] == expected
-
-
-@each_mode
-def test_a_fork_that_is_as_the_image(shared: Place, mode: ForkMode) -> None:
-    one = fork(shared, "one", mode)
-    for path in one.rglob("*"):  # Reading changes times of access.
-        if path.is_file():
-            path.read_bytes()
-    image = commit(shared, "one", "out")
-    assert [each.name for each in members(shared.root / "out", image.layer)] == ["."]
 
 
 def test_a_fork_of_an_earlier_layer(shared: Place) -> None:
@@ -260,28 +223,15 @@ def test_a_fork_of_an_earlier_layer(shared: Place) -> None:
     assert config["config"] == {"Cmd": ["/bin/sh"]} and "created" not in config
 
 
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_others_can_read_it(
-    shared: Place, need: Need, compression: Compression
-) -> None:
+def test_others_can_read_it(shared: Place, need: Need) -> None:
     need(SKOPEO)
     one = fork(shared, "one", "overlay")
     change(one, "overlay")
-    image = commit(shared, "one", "out", compression)
+    image = commit(shared, "one", "out", "zstd")
     copied = shared.root / "copied"
     # It reads all blobs, and compares them with manifest and config.
-    commands = [
-        ["inspect", image.name],
-        ["copy", image.name, f"oci:{copied}:made"],
-        ["copy", image.name, f"docker-archive:{shared.root}/archive.tar:made:1"],
-    ]
-    # Images of Docker's own form have no layers of zstd.
-    for words in commands[: 3 if compression == "gzip" else 2]:
-        subprocess.run(
-            ["skopeo", "--override-os=linux", "--override-arch=amd64", *words],
-            check=True,
-            timeout=120,
-        )
+    words = ["copy", "--override-os=linux", "--override-arch=amd64", image.name]
+    run(["skopeo", *words, f"oci:{copied}:made"], timeout_s=120)
     assert differences(shared, f"oci:{copied}:made", one) == []
     assert differences(shared, f"oci:{copied}:made", shared.target / "rootfs/") != []
 
@@ -332,67 +282,3 @@ def test_a_commit_that_ends_stops_no_other(
         commit(shared, "one", "out")
     commits = shared.target / "commits"
     assert os.listdir(commits) == [] and commits.stat().st_mode & 0o777 == 0o700
-
-
-def test_what_a_stream_names() -> None:
-    def command(number: int, *attributes: tuple[int, bytes]) -> bytes:
-        data = b"".join(struct.pack("<HH", a, len(b)) + b for a, b in attributes)
-        return struct.pack("<IHI", len(data), number, 0) + data
-
-    path, to, link = 15, 16, 17
-    parts = [
-        struct.pack("<13sI", b"btrfs-stream\0", 1),
-        command(2, (path, b"the subvolume")),
-        command(9, (path, b"from"), (to, b"to")),
-        command(10, (path, b"new"), (link, b"unchanged")),
-        command(20, (path, b"to"), (11, bytes(12))),
-        command(20, (path, b"only-read")),
-        command(21),
-    ]
-    found = parse_stream(io.BytesIO(b"".join(parts)))
-    assert found.paths == {b"from", b"to", b"new"}
-    assert found.attributes == {b"only-read"}
-    with pytest.raises(EOFError, match="ends early"):
-        parse_stream(io.BytesIO(b"".join(parts[:-1])))
-    with pytest.raises(ValueError, match="begins with"):
-        parse_stream(io.BytesIO(b"x" * 17))
-
-
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes whiteouts")
-
-
-@as_root
-def test_the_upper_directory_of_an_overlay_as_a_layer(tmp_path: Path) -> None:
-    """No mount is needed for this part."""
-    upper = Path(os.path.join(tmp_path, "upper"))
-    (upper / "opaque/in").mkdir(parents=True)
-    (upper / "opaque/in/file").write_text("x")
-    os.mknod(upper / "gone", 0o20000, 0)
-    os.mknod(upper / "opaque/gone-too", 0o20000, 0)
-    (upper / "!first").write_text("sorted before whiteouts by its bytes")
-    os.setxattr(upper / "opaque", "trusted.overlay.opaque", b"y")
-    os.setxattr(upper / "opaque/in", "trusted.overlay.origin", b"something")
-    with socket.socket(socket.AF_UNIX) as left_out:
-        left_out.bind(str(upper / "s"))
-    changes = changes_of_overlay(upper)
-    assert changes.removed == {b"gone", b"opaque/gone-too"}
-    tars = []
-    for _ in range(2):
-        out = io.BytesIO()
-        assert write_layer(upper, changes, out) == 1
-        tars.append(out.getvalue())
-    assert tars[0] == tars[1]
-    with tarfile.open(fileobj=io.BytesIO(tars[0])) as tar:
-        found = tar.getmembers()
-    assert [each.name for each in found] == [
-        *(".", ".wh.gone", "!first", "opaque"),
-        *("opaque/.wh..wh..opq", "opaque/.wh.gone-too", "opaque/in", "opaque/in/file"),
-    ]
-    assert not any("overlay" in key for each in found for key in each.pax_headers)
-
-
-def test_a_layer_of_nothing(tmp_path: Path) -> None:
-    out = io.BytesIO()
-    assert write_layer(tmp_path, Changes(), out) == 0
-    with tarfile.open(fileobj=io.BytesIO(out.getvalue())) as tar:
-        assert tar.getnames() == ["."]

@@ -3,7 +3,6 @@ image, and reads nothing of the image."""
 
 from __future__ import annotations
 
-import io
 import os
 import random
 import signal
@@ -13,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from support.images import _TABLE
 from support.needs import Need
 from support.trees import Tree, describe, differences
@@ -30,11 +28,10 @@ from support.volumes import (
 
 from btrfs_ublk import server as servers
 from btrfs_ublk.base.capabilities import BTRFS, BTRFS_PROGS, LOOP, ROOT
-from btrfs_ublk.cli.image import command
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.kernel.btrfs import create_snapshot, set_read_only
-from btrfs_ublk.kernel.send import read_head, write_changes
+from btrfs_ublk.kernel.send import write_changes
 from btrfs_ublk.units import MIB
 from btrfs_ublk.volume import (
     ForkMode,
@@ -101,15 +98,6 @@ def delta_of(place: Place, mode: ForkMode) -> tuple[Path, Tree]:
     assert done.returncode == 0, done.stderr
     assert is_clean(place)
     return delta, describe(one)
-
-
-@pytest.mark.parametrize(
-    "option", [("--compression", "zstd"), ("--insecure",), ("--ca-file", __file__)]
-)
-def test_a_delta_has_no_options_of_images(option: tuple[str, ...]) -> None:
-    done = CliRunner().invoke(command, ["commit", "a", "b", "--delta", "x", *option])
-    assert isinstance(done.exception, UsageError)
-    assert f"{option[0]} has no meaning" in done.exception.message
 
 
 @pytest.mark.fuse
@@ -275,16 +263,3 @@ def _command(number: int, *values: tuple[int, bytes]) -> bytes:
     for byte in head + bytes(4) + body:
         found = _TABLE[(found ^ byte) & 255] ^ found >> 8
     return head + found.to_bytes(4, "little") + body
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"btrfs-stream\0\1\0\0\0" + b"\x06\0\0\0\2\0\0\0\0\0" + b"\x0f\0\xff\0ab",
-        b"btrfs-stream\0\1\0\0\0" + b"\x05\0\0\0\2\0\0\0\0\0" + b"\x14\0\1\0a",
-        b"btrfs-stream\0\1\0\0\0" + b"\0\0\0\0\3\0\0\0\0\0",
-    ],
-)
-def test_a_stream_that_begins_wrong(data: bytes) -> None:
-    with pytest.raises(ValueError):
-        read_head(io.BytesIO(data))

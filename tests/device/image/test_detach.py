@@ -32,7 +32,8 @@ def test_the_image_may_go(place: Place) -> None:
     )
     assert done.mount == place.target and done.copied_bytes >= len(BIG)
     assert totals == [fetched_bytes(place)] and sum(counts) <= done.copied_bytes
-    assert detach_image(NAME, base=place.base).copied_bytes == 0
+    again = place.command("detach", NAME, noun="image")
+    assert again.returncode == 0 and "was detached" in again.stderr
     shutil.rmtree(place.root / "layout")
     shutil.rmtree(place.base / NAME / "cache")
     drop(place)
@@ -76,10 +77,3 @@ def test_there_must_be_room(place: Place) -> None:
     with pytest.raises(UsageError, match="has no room for") as caught:
         detach_image(NAME, base=place.base)
     assert "volume resize" in str(caught.value)
-
-
-def test_the_command(place: Place) -> None:
-    done = place.command("detach", NAME, noun="image")
-    assert done.returncode == 0 and " copied" in done.stderr
-    done = place.command("detach", NAME, noun="image")
-    assert done.returncode == 0 and "was detached" in done.stderr

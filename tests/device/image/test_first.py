@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.images import ordinary_image
 from support.needs import Need
 from support.volumes import NAME, Place
 from support.waiting import wait_until
@@ -19,18 +18,15 @@ from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Helper
 from btrfs_ublk.base.helpers import MKIMAGE
 from btrfs_ublk.content.trace import Trace
 from btrfs_ublk.device import device_map
-from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, BuiltImage, build_image
 from btrfs_ublk.image.check import check_image
 from btrfs_ublk.image.diff import Difference, diff_images
 from btrfs_ublk.image.first import Range, traced_ranges
 from btrfs_ublk.image.inspect import inspect_image
-from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.reference import LayoutName
 from btrfs_ublk.image.store import IMAGES_VARIABLE
 from btrfs_ublk.units import KIB, MIB
-from btrfs_ublk.volume import detach_image, down_volume, up_volume
+from btrfs_ublk.volume import up_volume
 
 pytestmark = pytest.mark.usefixtures("in_process")
 
@@ -116,16 +112,6 @@ def test_what_is_first_lies_in_front_in_that_order(
     assert names[:5] == ["g", "sparse", "a", "bin/tool", "same"]
 
 
-def test_two_builds_with_a_trace_are_identical(tmp_path: Path) -> None:
-    source = tree(tmp_path / "tree")
-    first = [(name, 0, 300_000) for name in "hca"]
-    made = [
-        build(source, tmp_path / str(threads), threads=threads, first=first)
-        for threads in (1, 2)
-    ]
-    assert made[0].digest == made[1].digest
-
-
 def test_a_trace_of_units_becomes_ranges_of_files(tmp_path: Path) -> None:
     source = tree(tmp_path / "tree")
     image = build(source, tmp_path / "image", compression="none")
@@ -145,50 +131,6 @@ def test_a_trace_of_units_becomes_ranges_of_files(tmp_path: Path) -> None:
     assert {each.path for each in everything(again)[: len(found)]} == {
         each.path for each in found
     }
-
-
-def test_layers_of_an_image(tmp_path: Path) -> None:
-    """Only what is left of a file in the last layer that has it comes first."""
-    some = random.Random(4)
-    old, new, kept = (some.randbytes(200_000) for _ in range(3))
-    layout = Layout.made(tmp_path / "ordinary")
-    layout.tag(
-        ordinary_image(layout, {"a": old, "kept": kept}, {"a": new, "b": old}), "app"
-    )
-    name = LayoutName(tmp_path / "ordinary", "app")
-    options = BuildOptions(
-        unit_bytes=UNIT, compression="none", first=[("a", 0, 200_000)]
-    )
-    made = build_image(name, tmp_path / "sealed", options, platform="linux/amd64")
-    (blob,) = (
-        path
-        for path in (tmp_path / "sealed/blobs/sha256").iterdir()
-        if path.stat().st_size == made.data_bytes
-    )
-    assert made.first_bytes == 200_704
-    assert blob.read_bytes()[:200_000] == new
-    assert check_image(made.name, ACCESS).clean
-
-
-def test_what_a_trace_is_of_is_found(tmp_path: Path) -> None:
-    source = tree(tmp_path / "tree")
-    image = build(source, tmp_path / "image")
-    trace = Trace.load(record(tmp_path / "trace", root_of(image), (0, 3)))
-    found = traced_ranges(trace, tmp_path / "image", None, ACCESS)
-    assert found and found == traced_ranges(
-        trace, tmp_path / "other", image.name, ACCESS
-    )
-    with pytest.raises(UsageError, match="is not among .*, nor in .*/other"):
-        traced_ranges(trace, tmp_path / "other", None, ACCESS)
-    other = build(source, tmp_path / "other", compression="none")
-    with pytest.raises(UsageError, match="was not recorded of oci:.*/other:latest"):
-        traced_ranges(trace, tmp_path / "other", other.name, ACCESS)
-
-
-def test_packs_without_anything_first_are_as_before(tmp_path: Path) -> None:
-    image = build(tree(tmp_path / "tree"), tmp_path / "image")
-    header = inspect_image(image.name, ACCESS).header
-    assert b"first_bytes" not in header.to_line()
 
 
 @pytest.fixture
@@ -219,28 +161,3 @@ def test_a_volume_fetches_it_at_once(place: Place) -> None:
         assert ends == [image.first_bytes, image.data_bytes]
         assert (place.target / "rootfs/f").read_bytes() == (source / "f").read_bytes()
         assert place.command("down", NAME).returncode == 0
-
-
-@pytest.mark.fuse
-def test_a_detached_volume_fetches_nothing_first(place: Place) -> None:
-    source = tree(place.root / "tree")
-    image = build(source, place.root / "image", first=[("f", 0, 300_000)])
-    assert image.first_bytes > 0
-    definition = place.definition(image=str(image.name))
-    up_volume(NAME, definition, base=place.base)
-    detach_image(NAME, base=place.base)
-    down_volume(NAME, base=place.base)
-    up_volume(NAME, definition, base=place.base)
-    assert device_map(NAME).prefetch_status() is None
-    assert (place.target / "rootfs/f").read_bytes() == (source / "f").read_bytes()
-
-
-def test_usage(tmp_path: Path, need: Need) -> None:
-    place = Place(tmp_path, "fuse")
-    source = tree(tmp_path / "tree")
-    words = ("build", source, "--output", tmp_path / "image")
-    done = place.command(*words, "--traced", "oci:x", noun="image")
-    assert done.returncode == 2 and "--trace" in done.stderr
-    done = place.command(*words, "--trace", source / "small", noun="image")
-    assert done.returncode == 2 and "not a trace" in done.stderr
-    assert not (tmp_path / "image").exists()

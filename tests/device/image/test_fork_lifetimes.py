@@ -209,21 +209,3 @@ def test_an_image_that_brings_our_directories_is_refused(
     with pytest.raises(BtrfsUblkError, match="the image has 'rootfs' at its top"):
         up(place, image)
     assert not os.path.lexists(volume.path)
-
-
-def test_the_commands(place: Place) -> None:
-    done = place.command(
-        *("fork", NAME, "one", "--mode=overlay", "--quota=16M"), noun="image"
-    )
-    one = place.target / "forks/one"
-    assert (done.returncode, done.stdout) == (0, f"{one}\n"), done.stderr
-    place.command("fork", NAME, "two", "--mode=snapshot", noun="image")
-    done = place.command("forks", NAME, noun="image")
-    rows = [line.split() for line in done.stdout.splitlines()]
-    assert [row[:2] for row in rows[1:]] == [["one", "overlay"], ["two", "snapshot"]]
-    assert "16 MiB" in done.stdout and str(one) in done.stdout
-    done = place.command("unfork", NAME, "one", noun="image")
-    assert done.returncode == 2 and "use --yes" in done.stderr
-    done = place.command("unfork", NAME, "one", "--yes", noun="image")
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert os.listdir(one.parent) == ["two"]

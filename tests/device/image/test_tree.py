@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.images import tagged_image
 from support.needs import Need
 from support.registry import REGISTRY, registry_server
 from support.volumes import NAME, Place, image_place
@@ -15,8 +14,6 @@ from support.volumes import NAME, Place, image_place
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Helper
 from btrfs_ublk.base.helpers import MKIMAGE
 from btrfs_ublk.base.process import run
-from btrfs_ublk.image.build import BuildOptions, build_image
-from btrfs_ublk.image.reference import LayoutName
 
 
 @pytest.fixture(autouse=True)
@@ -35,28 +32,6 @@ def tree(path: Path) -> Path:
     os.utime(path / "big", ns=(1, 1_234_567_890_123_456_789))
     (path / "etc").chmod(0o750)
     return path
-
-
-def test_two_builds_of_a_tree_are_identical(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
-    source = tree(tmp_path / "tree")
-    made = [
-        build_image(source, tmp_path / str(threads), BuildOptions(threads=threads))
-        for threads in (1, 2)
-    ]
-    assert made[0].digest == made[1].digest
-
-
-def test_an_image_has_its_layers(tmp_path: Path) -> None:
-    name = tagged_image(
-        tmp_path / "image", {"one": b"1" * 5000, "two": b"2"}, {".wh.one": b""}
-    )
-    made = build_image(
-        name, tmp_path / "sealed", BuildOptions(), platform="linux/amd64"
-    )
-    assert made.layers == 2 and made.name == LayoutName(tmp_path / "sealed", "app")
 
 
 @pytest.fixture

@@ -35,7 +35,6 @@ from btrfs_ublk.seed import make_seed
 from btrfs_ublk.server import FrontEndName
 from btrfs_ublk.units import KIB, MIB
 from btrfs_ublk.volume import (
-    VolumeDefinition,
     down_volume,
     fork_image,
     list_volumes,
@@ -252,29 +251,6 @@ def test_from_a_web_server(need: Need, place: Place, tmp_path: Path) -> None:
         assert any(x["status"] == "206" for x in ranges)
 
 
-@pytest.mark.parametrize("front_end", ["fuse"])
-def test_a_web_server_without_ranges_is_refused(
-    need: Need, place: Place, tmp_path: Path
-) -> None:
-    """Metadata come as whole objects, so only a read of data tells."""
-    need(NGINX)
-    with web_server(tmp_path) as server:
-        image, _ = image_of_a_file(server.files / "app")
-        names = [
-            f"{server.url(f'{path}/app')}@{image.sealed}" for path in ("whole", "files")
-        ]
-        definition = place.definition(image=names[0], image_insecure=True)
-        with pytest.raises(BtrfsUblkError, match="HTTP status 200") as refused:
-            up_volume(NAME, definition, base=place.base)
-        assert "range requests" in (refused.value.hint or "")
-        assert not list_volumes(base=place.base)
-        definition = place.definition(image=names[1], image_insecure=True)
-        up_volume(NAME, definition, base=place.base)
-        down_volume(NAME, base=place.base)
-    # What came up once does so again, as what is in the cache needs no server.
-    up_volume(NAME, definition, base=place.base)
-
-
 @pytest.mark.data
 def test_changed_data_are_not_delivered(place: Place) -> None:
     image, inode = image_of_a_file(place.root / "image")
@@ -314,10 +290,3 @@ def test_a_volume_without_an_image_has_no_layers(place: Place) -> None:
     other = place.definition(image=f"oci:{place.root}/nothing:app")
     with pytest.raises(UsageError, match="was made of no image"):
         up_volume(NAME, other, base=place.base)
-
-
-def test_names_of_images_in_definitions() -> None:
-    with pytest.raises(UsageError, match="is not an absolute path"):
-        VolumeDefinition(image="oci:here:app")
-    with pytest.raises(UsageError, match="names no image"):
-        VolumeDefinition(image="nothing")

@@ -22,6 +22,8 @@ from btrfs_ublk.volume import (
     up_volume,
 )
 
+pytestmark = pytest.mark.usefixtures("in_process")
+
 SIZE_BYTES = MIB + 77
 COUNT = 23
 

@@ -22,7 +22,7 @@ from btrfs_ublk.base.process import run
 from btrfs_ublk.content.cache import Cache
 from btrfs_ublk.device import list_devices, remove_device
 from btrfs_ublk.device.locks import is_locked, registry_locked
-from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.temporary import loops_below
 from btrfs_ublk.units import MIB
 from btrfs_ublk.volume import (
@@ -201,25 +201,6 @@ def test_what_cannot_be_taken_down_is_kept(
     assert up_volume(NAME, place.definition("one"), base=place.base).is_up
     assert place.matches("one")
     down_volume(NAME, base=place.base)
-
-
-def test_somebody_opens_the_device_as_it_goes_down(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It says that it is unmounted, and can be repeated."""
-
-    def refuse(_volume: object) -> None:
-        raise LeftoverError("injected", hint="no hint")
-
-    up_volume(NAME, place.definition("one"), base=place.base)
-    with monkeypatch.context() as patch:
-        module = import_module("btrfs_ublk.volume.down")
-        patch.setattr(module, "drop_device", refuse)
-        with pytest.raises(LeftoverError, match="is unmounted, .*: injected") as raised:
-            down_volume(NAME, base=place.base)
-    assert f"then: btrfs-ublk volume down {NAME}" in str(raised.value)
-    assert place.state() == "broken"
-    assert down_volume(NAME, base=place.base) and place.state() == "down"
 
 
 def test_clones_wait_for_whoever_works_on_the_volume(

@@ -24,7 +24,7 @@ from btrfs_ublk.volume import VolumeFile, clone_in_volume, kept_volume, up_volum
 
 pytestmark = pytest.mark.fuse
 
-ROUNDS = 8
+ROUNDS = 5
 
 
 @pytest.fixture

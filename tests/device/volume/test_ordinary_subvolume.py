@@ -4,7 +4,6 @@ virtual file, and files have checksums unless they are clones of it.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import subprocess
@@ -19,10 +18,9 @@ from support.seeds import OLD_VIRTUAL_BYTES, unpack_old_seed
 from btrfs_ublk.base.capabilities import BTRFS, BTRFS_PROGS, LOOP
 from btrfs_ublk.base.process import run
 from btrfs_ublk.base.readers import read_buffered
-from btrfs_ublk.errors import CapabilityError
 from btrfs_ublk.kernel import clone_file, loop_device
 from btrfs_ublk.kernel.attributes import NO_COW, add_attributes, get_attributes
-from btrfs_ublk.kernel.btrfs import enable_simple_quota, filesystem_uuid, reached_inode
+from btrfs_ublk.kernel.btrfs import reached_inode
 from btrfs_ublk.physmap import PhysicalMap
 from btrfs_ublk.seed import check_seed, inspect_seed
 from btrfs_ublk.server import FrontEndName, PatternSegment
@@ -200,45 +198,3 @@ def test_a_seed_of_the_first_version(sparse_path: Path, need: Need) -> None:
             assert virtual.samefile(target / layout.virtual_data.filename)
             clone_file(virtual, target / "c", source_offset=MIB, size_bytes=5000)
         assert (target / "c").read_bytes() == bytes(5000)
-
-
-@pytest.mark.fuse
-@pytest.mark.parametrize("front_end", ["fuse"])
-def test_what_limits_say_of_tools(made: Volume) -> None:
-    """docs/limits.md: what was fetched by defragmenting, quotas for good, EXDEV."""
-    file = made.clone("file", offset=0, size_bytes=4 * MIB)
-    sync(made)
-    before = fetched_bytes(made)
-    tool("btrfs", "filesystem", "defragment", "-czstd", file)
-    sync(made)
-    assert fetched_bytes(made) - before >= 4 * MIB
-
-    features = Path(f"/sys/fs/btrfs/{filesystem_uuid(made.target)}/features")
-    try:
-        enable_simple_quota(made.target)
-    except CapabilityError as error:
-        pytest.skip(str(error))
-    tool("btrfs", "quota", "disable", made.target)
-    assert (features / "simple_quota").exists()
-
-    library = ctypes.CDLL(None, use_errno=True)
-    fan_report_fid, at_fdcwd, fan_mark_add, fan_open = 0x200, -100, 1, 0x20
-    of = {"inode": 0, "mount": 0x10, "filesystem": 0x100}
-    fd = library.fanotify_init(fan_report_fid, os.O_RDONLY)
-    try:
-        for what, error in {
-            "inode": 0,
-            "mount": errno.EXDEV,
-            "filesystem": errno.EXDEV,
-        }.items():
-            ctypes.set_errno(0)
-            library.fanotify_mark(
-                fd,
-                fan_mark_add | of[what],
-                ctypes.c_uint64(fan_open),
-                at_fdcwd,
-                os.fsencode(made.target),
-            )
-            assert ctypes.get_errno() == error, what
-    finally:
-        os.close(fd)

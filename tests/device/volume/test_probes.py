@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import subprocess
@@ -17,8 +16,8 @@ from btrfs_ublk.base.capabilities import FUSE, UBLK
 from btrfs_ublk.device import show_device
 from btrfs_ublk.kernel.btrfs import forget_device
 from btrfs_ublk.server import FrontEndName, ServerStats
-from btrfs_ublk.units import GIB, MIB
-from btrfs_ublk.volume import clone_in_volume, kept_volume, show_volume
+from btrfs_ublk.units import MIB
+from btrfs_ublk.volume import kept_volume, show_volume
 
 #: All that this machine has of what is run on block devices nobody told it about.
 PROBES = [
@@ -110,20 +109,6 @@ def test_probes_fail_no_read(place: Place) -> None:
         assert errors() == 0
         found = show_volume(NAME, base=place.base)
         assert found.state == "up" and found.failing is None
-
-
-def test_what_no_file_may_read_stays_an_error(place: Place) -> None:
-    """Up to the last block of the virtual data, which is the last of the seed."""
-    with kept_volume(NAME, place.definition("one"), base=place.base):
-        offset = GIB - 4096
-        made = clone_in_volume(
-            NAME, "by-hand", offset=offset, size_bytes=4096, base=place.base
-        )
-        with pytest.raises(OSError) as failed:
-            made.read_bytes()
-        assert failed.value.errno == errno.EIO
-        assert errors() >= 1
-        assert show_volume(NAME, base=place.base).failing
 
 
 def drop_pages(device: Path) -> None:

@@ -15,6 +15,8 @@ from btrfs_ublk.units import GIB
 from btrfs_ublk.volume import down_volume, up_volume
 from btrfs_ublk.volume.store import volume_directory
 
+pytestmark = pytest.mark.usefixtures("in_process")
+
 
 @pytest.fixture
 def place(
