@@ -10,15 +10,13 @@ import pytest
 
 from btrfs_ublk.base.ledger import process_ledger
 from btrfs_ublk.base.process import run
-from btrfs_ublk.errors import CommandError, LeftoverError, UsageError
+from btrfs_ublk.errors import LeftoverError
 from btrfs_ublk.kernel import loop_device
 from btrfs_ublk.kernel import mount as module
 from btrfs_ublk.kernel import mounted, tempdir
-from btrfs_ublk.kernel.mountinfo import parse_mountinfo, read_mountinfo
+from btrfs_ublk.kernel.mountinfo import read_mountinfo
 from btrfs_ublk.kernel.temporary import loops_below
 from btrfs_ublk.kernel.uevents import wait_until
-
-OPTIONS = ["size=1m"]
 
 
 @pytest.fixture
@@ -33,55 +31,7 @@ def targets() -> list[Path]:
     return [mount.target for mount in read_mountinfo()]
 
 
-def test_mountinfo_is_understood() -> None:
-    text = (
-        "22 27 0:21 / /proc rw,relatime - proc proc rw\n"
-        "36 35 98:0 /root /mnt/a\\040b ro,noatime master:1 shared:2 - ext4 "
-        "/dev/r\\134oot rw,errors=continue\n"
-    )
-    first, second = parse_mountinfo(text)
-    assert (first.mount_id, first.target, first.read_only) == (22, Path("/proc"), False)
-    assert second.target == Path("/mnt/a b")
-    assert second.read_only and second.fs_type == "ext4"
-    assert second.source == "/dev/r\\oot" and second.device == "98:0"
-
-
 class TestMounted:
-    def test_it_is_there_and_gone(self, target: Path) -> None:
-        with mounted("none", target, fs_type="tmpfs", options=OPTIONS) as mount:
-            assert mount.info().target == mount.target == target
-            assert not mount.info().read_only
-            (target / "file").write_text("x")
-        assert target not in targets()
-        assert list(target.iterdir()) == []
-
-    def test_remounting(self, target: Path) -> None:
-        with mounted("none", target, fs_type="tmpfs", read_only=True) as mount:
-            assert mount.info().read_only
-            mount.remount(options=["rw"])
-            assert not mount.info().read_only
-
-    def test_an_error_inside_unmounts(self, target: Path) -> None:
-        with pytest.raises(ZeroDivisionError):
-            with mounted("none", target, fs_type="tmpfs"):
-                1 / 0
-        assert target not in targets()
-
-    def test_a_failing_mount_shows_its_command(self, target: Path) -> None:
-        with pytest.raises(CommandError, match="mount -t btrfs -o rw .*/no-device"):
-            with mounted("/no-device", target):
-                pass
-
-    def test_a_missing_target_is_refused(self, target: Path) -> None:
-        with pytest.raises(UsageError, match="not a directory"):
-            with mounted("none", target / "missing", fs_type="tmpfs"):
-                pass
-
-    def test_a_mount_on_a_mount_is_refused(self, target: Path) -> None:
-        with mounted("none", target, fs_type="tmpfs"):
-            with pytest.raises(UsageError, match="mount point already"):
-                with mounted("none", target, fs_type="tmpfs"):
-                    pass
 
     def test_who_keeps_it_busy_is_named(
         self, target: Path, monkeypatch: pytest.MonkeyPatch
@@ -96,18 +46,6 @@ class TestMounted:
         user.kill()
         user.wait(60)
         process_ledger().undo(process_ledger().entries()[0])
-        assert target not in targets()
-
-    def test_those_who_leave_soon_are_waited_for(self, target: Path) -> None:
-        with mounted("none", target, fs_type="tmpfs"):
-            user = subprocess.Popen(["sleep", "0.3"], cwd=target)
-        assert target not in targets()
-        user.wait(60)
-
-    def test_umount2_waits_for_them_as_well(self, target: Path) -> None:
-        run(["mount", "-t", "tmpfs", "none", target], timeout_s=10)
-        with subprocess.Popen(["sleep", "0.3"], cwd=target):
-            module.unmount_now(target)
         assert target not in targets()
 
     def test_unmounted_by_someone_else_is_fine(self, target: Path) -> None:

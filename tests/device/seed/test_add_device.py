@@ -22,7 +22,6 @@ import pytest
 from support.children import sprouts
 from support.needs import Need, inapplicable, share_of
 from support.system_state import SystemState
-from support.volumes import NAME, Place
 from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS, MKFS_BTRFS, Helper
@@ -35,16 +34,12 @@ from btrfs_ublk.kernel.btrfs import add_device
 from btrfs_ublk.kernel.mount import Mount
 from btrfs_ublk.kernel.temporary import loops_below
 from btrfs_ublk.units import MIB
-from btrfs_ublk.volume import down_volume, remove_volume, up_volume
-from btrfs_ublk.volume.store import VOLUMES_VARIABLE
 
 pytestmark = pytest.mark.data
 
 TIMEOUT_S = 60.0
 KILLED = share_of(100)
-KILLED_UPS = KILLED // 10 + 1
 SEED = 20261122
-VOLUME = [sys.executable, "-m", "btrfs_ublk.cli.main", "volume"]
 
 
 @pytest.fixture
@@ -215,33 +210,3 @@ def test_sprouting_is_killed_at_any_moment(
     assert in_midst >= KILLED // 3
     assert state_of_system().mounts == before.mounts
     assert list(sparse_path.iterdir()) == []
-
-
-@pytest.mark.timeout(3600)
-def test_up_is_killed_at_any_moment(
-    sparse_path: Path, state_of_system: Callable[[], SystemState]
-) -> None:
-    """The next one puts all in order."""
-    only_in_a_virtual_machine()
-    place = Place(sparse_path, "fuse")
-    definition = place.definition("one")
-    chances = random.Random(SEED)
-    command = [*VOLUME, "up", NAME, "--file", str(sparse_path / "definition.toml")]
-    (sparse_path / "definition.toml").write_text(definition.to_toml())
-    took_s = 0.0
-    for number in range(KILLED_UPS + 1):
-        start_s = time.monotonic()
-        with subprocess.Popen(
-            command,
-            stdout=subprocess.DEVNULL,
-            env={**os.environ, VOLUMES_VARIABLE: str(place.base)},
-        ) as process:
-            if took_s:
-                time.sleep(chances.uniform(took_s / 4, took_s))
-                process.kill()
-        took_s = took_s or time.monotonic() - start_s
-        assert up_volume(NAME, definition, base=place.base).is_up, number
-        assert place.matches("one"), number
-        down_volume(NAME, base=place.base)
-        remove_volume(NAME, base=place.base)
-        assert loops_below(sparse_path) == []

@@ -6,7 +6,6 @@ import fcntl
 import os
 import stat
 import struct
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,7 +26,7 @@ from support.seeds import (
 )
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS
-from btrfs_ublk.kernel import clone_file, loop_device, mounted
+from btrfs_ublk.kernel import clone_file, loop_device
 from btrfs_ublk.kernel.btrfs import reached_inode
 
 
@@ -90,17 +89,3 @@ def test_a_sprout_of_the_seed_clones_and_reads(sparse_path: Path, size: int) -> 
         loop_device(sparse_path / "local.img", read_only=True) as local,
     ):
         btrfs_check(local.path)  # finds the seed by itself
-
-
-@pytest.mark.timing
-def test_the_seed_mounts_at_once(sparse_path: Path) -> None:
-    mkseed(sparse_path / "seed.img")
-    (sparse_path / "mount").mkdir()
-    times = []
-    for _ in range(3):
-        with loop_device(sparse_path / "seed.img", read_only=True) as loop:
-            start = time.monotonic()
-            with mounted(loop.path, sparse_path / "mount", read_only=True):
-                times.append(time.monotonic() - start)
-    # 55 ms of the kernel's, plus mount(8) and what else the machine is doing.
-    assert min(times) <= 0.3, times

@@ -18,7 +18,6 @@ from support.seeds import (
     DEVICE,
     FILENAME,
     GIB,
-    INODE,
     NODE,
     RESHAPED_BYTES,
     SEEDING,
@@ -30,7 +29,6 @@ from support.seeds import (
     extent_types,
     make_btrfs,
     make_preallocated,
-    make_sparse,
     mounted_image,
     read_at,
     tree_blocks,
@@ -38,14 +36,7 @@ from support.seeds import (
     write_at,
 )
 
-from btrfs_ublk.base.capabilities import (
-    BTRFS,
-    BTRFS_PROGS,
-    LOOP,
-    MKFS_BTRFS,
-    ROOT,
-    Program,
-)
+from btrfs_ublk.base.capabilities import BTRFS, BTRFS_PROGS, LOOP, MKFS_BTRFS, ROOT
 from btrfs_ublk.base.helpers import RESHAPE
 from btrfs_ublk.base.process import run
 from btrfs_ublk.kernel import loop_device, mounted
@@ -117,45 +108,11 @@ class TestSeed:
             for offset in fmt.SUPER_OFFSETS:
                 assert reader.read_super(offset).flags == 1 | SEEDING
 
-    def test_it_says_what_it_found(self, image: Path, reshape: Reshape) -> None:
-        before = dict(fmt.data_bytes(image))
-        about = reshape.seed(image, "--dry-run")
-        assert dict(fmt.data_bytes(image)) == before
-        blocks = tree_blocks(image)
-        assert about["size"] == RESHAPED_BYTES and about["inode"] == INODE
-        assert (
-            about["extents"]
-            == about["flipped_extents"]
-            == RESHAPED_BYTES // (256 << 20)
-        )
-        assert (about["chunks"], about["chunk_bytes"]) == (1, RESHAPED_BYTES)
-        assert about["metadata_bytes"] == NODE * len(blocks)
-        assert about["device_bytes"] == DEVICE
-        assert about["local_bytes"] == 256 * GIB + 65536
-        assert about["dry_run"] is True
-        again = reshape.seed(image)
-        assert again == about | {"dry_run": False}
-        assert reshape.seed(image) == again | {"flipped_extents": 0}
-
-    def test_another_subvolume_is_in_nobody_s_way(
-        self, image: Path, reshape: Reshape
-    ) -> None:
-        with mounted_image(image) as target:
-            _subvolume(target)
-        assert reshape.seed(image)["flipped_extents"] == RESHAPED_BYTES // (256 << 20)
-
     def test_run_again_it_changes_nothing(
         self, originals: tuple[Path, Path], image: Path, reshape: Reshape
     ) -> None:
         reshape.seed(image)
         reshape.seed(image)
-        assert difference(image, originals[1]) == {}
-
-    def test_a_block_device_will_do(
-        self, originals: tuple[Path, Path], image: Path, reshape: Reshape
-    ) -> None:
-        with loop_device(image) as loop:
-            reshape.seed(loop.path)
         assert difference(image, originals[1]) == {}
 
     def test_a_killed_run_is_completed(
@@ -225,10 +182,6 @@ class TestSeed:
         assert "checksum" in reshape.refused(image)
 
 
-def _subvolume(target: Path) -> None:
-    run(["btrfs", "subvolume", "create", target / "s"], timeout_s=30)
-
-
 def _snapshot(target: Path) -> None:
     run(["btrfs", "subvolume", "snapshot", target, target / "s"], timeout_s=30)
 
@@ -267,28 +220,6 @@ class TestRefusals:
             change(target)
         assert reason in reshape.refused(image)
 
-    def test_other_files(self, image: Path, reshape: Reshape) -> None:
-        with mounted_image(image) as target:
-            (target / "checksums").write_bytes(bytes(8 << 20))
-        with mounted_image(image, ["nodatasum"]) as target:
-            (target / "inline").write_bytes(b"x" * 100)
-            (target / "empty").touch()
-            (target / "directory").mkdir()
-            (target / "link").symlink_to("x")
-            inodes = {p.name: p.lstat().st_ino for p in target.iterdir()}
-        for name, reason in {
-            "checksums": "has checksums",
-            "inline": "neither a regular nor a preallocated",
-            "empty": "is empty",
-            "directory": "not a regular file",
-            "link": "not a regular file",
-        }.items():
-            assert reason in reshape.refused(image, inode=inodes[name])
-        for inode in (0, 256, 10**9, 2**64 - 1):
-            assert reshape.refused(image, inode=inode)
-        # None of that is in the way of the virtual file.
-        assert reshape.seed(image)["flipped_extents"] == RESHAPED_BYTES // (256 << 20)
-
     def test_a_log_tree(self, image: Path, sparse_path: Path, reshape: Reshape) -> None:
         with mounted_image(image) as target:
             with (target / "file").open("wb", buffering=0) as file:
@@ -314,51 +245,11 @@ class TestRefusals:
             assert "locked" in reshape.refused(image)
         reshape.seed(image)
 
-    def test_what_is_no_file_or_device(
-        self, sparse_path: Path, reshape: Reshape
-    ) -> None:
-        os.mkfifo(sparse_path / "fifo")
-        for path in (sparse_path, sparse_path / "fifo", Path("/dev/null")):
-            assert "neither a regular file nor a block device" in reshape.refused(path)
-        assert "No such file" in reshape.refused(sparse_path / "nothing")
-
-    @pytest.mark.parametrize("kind", ["empty", "zeroes", "random", "ext4"])
-    def test_a_foreign_image(
-        self, need: Need, sparse_path: Path, reshape: Reshape, kind: str
-    ) -> None:
-        path = make_sparse(sparse_path / kind, 0 if kind == "empty" else 64 << 20)
-        if kind == "random":
-            path.write_bytes(random.Random(1).randbytes(4 << 20))
-        if kind == "ext4":
-            need(Program("mkfs.ext4", "e2fsprogs"))
-            run(["mkfs.ext4", "-q", path], timeout_s=30)
-        assert "superblock" in reshape.refused(path)
-
-    def test_several_devices(self, sparse_path: Path, reshape: Reshape) -> None:
-        other = make_sparse(sparse_path / "other", 4 * GIB)
-        one = make_sparse(sparse_path / "one", 4 * GIB)
-        run(["mkfs.btrfs", "-q", "-K", one, other], timeout_s=30)
-        assert "2 devices" in reshape.refused(one)
-
-    def test_wrong_usage(self, image: Path, reshape: Reshape) -> None:
-        for args in (
-            (),
-            ("seed",),
-            ("seed", image),
-            ("seed", "--inode=x", image),
-            ("seed", "--inode=-1", image),
-            ("seed", "--inode=257", image, image),
-            ("seed", "--inode=257", "--length=1G", image),
-            ("stretch", "--offset=1G", image),
-            ("stretch", "--offset=1G", "--length=1G", "--json", image),
-            ("shrink", image),
-            ("--frobnicate", image),
-        ):
-            done = reshape(*args)
-            assert (done.returncode, done.stdout) == (2, ""), args
-            assert "error: " in done.stderr or "hint: " in done.stderr, args
-        for option in ("--help", "--version"):
-            assert reshape(option).stdout
+    def test_a_foreign_image(self, sparse_path: Path, reshape: Reshape) -> None:
+        path = sparse_path / "image"
+        for content in (b"", random.Random(1).randbytes(4 << 20)):
+            path.write_bytes(content)
+            assert "superblock" in reshape.refused(path)
 
 
 class TestDamage:
@@ -421,13 +312,6 @@ class TestDamage:
         assert refused > rounds // 4
         assert self.refusal_of(image, reshape) is None
 
-    def test_random_bytes_behind_a_good_superblock(
-        self, image: Path, reshape: Reshape
-    ) -> None:
-        for block in tree_blocks(image):
-            write_at(image, block, random.Random(block).randbytes(NODE))
-        assert "checksum" in (self.refusal_of(image, reshape) or "")
-
 
 def tree_blocks_owner(image: Path, bytenr: int) -> int:
     owner: int = struct.unpack("<Q", read_at(image, bytenr + 88, 8))[0]
@@ -461,17 +345,11 @@ class TestStretch:
         image = make_btrfs(sparse_path / "image")
         before = dict(fmt.data_bytes(image))
         for offset, length in (
-            (START, RESHAPED_BYTES + BLOCK),
             (START, RESHAPED_BYTES + 65536),
             (START + BLOCK, RESHAPED_BYTES - GIB),
             (START, 0),
-            (START, 1000),
             (0, GIB),
-            (1 << 20, GIB),
-            (6 << 20, GIB),
-            (START, 256 << 40),
             (2**64 - 65536, 65536),
-            (65536, 2**64 - 65536),
         ):
             status, reason = self.stretch(reshape, image, offset, length)
             assert status == 2, (offset, length)

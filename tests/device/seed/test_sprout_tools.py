@@ -12,8 +12,7 @@ from support.needs import Need
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS, Helper
 from btrfs_ublk.base.helpers import MKSEED
-from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.kernel import loop_device, mounted
+from btrfs_ublk.kernel import loop_device
 from btrfs_ublk.seed import make_seed
 from btrfs_ublk.units import GIB
 from btrfs_ublk.volume.sprout import Sprout, sprout
@@ -65,23 +64,6 @@ def test_of_an_unmounted_sprout(need: Need, sparse_path: Path) -> None:
             assert btrfs("check", writable.path).returncode == 0
 
 
-def test_paths_count_from_the_top_level(made: Sprout, tmp_path: Path) -> None:
-    assert btrfs("subvolume", "create", made.target / "sub").returncode == 0
-    with mounted(made.writable.path, tmp_path, options=["subvol=files/sub"]):
-        assert not list(tmp_path.iterdir())
-    with pytest.raises(BtrfsUblkError, match="No such file or directory"):
-        with mounted(made.writable.path, tmp_path, options=["subvol=sub"]):
-            pass
-
-
-def test_resize_without_a_number_means_the_seed(made: Sprout) -> None:
-    done = btrfs("filesystem", "resize", "max", made.target)
-    assert done.returncode != 0 and "Operation not permitted" in done.stderr
-    for size in ("2:-100M", "2:max"):
-        done = btrfs("filesystem", "resize", size, made.target)
-        assert done.returncode == 0, done.stderr
-
-
 def test_scrub(made: Sprout) -> None:
     """Of its own device it is of use; of the mount, it fails or complains."""
     done = btrfs("scrub", "start", "-B", made.writable.path)
@@ -93,17 +75,6 @@ def test_scrub(made: Sprout) -> None:
     assert re.search(r"super=\d+ verify=\d+", done.stdout)
     done = btrfs("device", "stats", "--check", made.target)
     assert done.returncode == 0, done.stdout
-
-
-def test_usage_leaves_the_seed_out_of_the_size(made: Sprout) -> None:
-    done = btrfs("filesystem", "usage", "-b", made.target)
-    found = {
-        name: int(value)
-        for name, value in re.findall(r"^ +([\w ]+):\s+(-?\d+)$", done.stdout, re.M)
-    }
-    assert found["Device size"] == GIB
-    assert found["Device unallocated"] < 0
-    assert found["Device allocated"] > SEED_BYTES
 
 
 def test_balance_relocates_virtual_data(made: Sprout) -> None:
