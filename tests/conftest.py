@@ -20,6 +20,7 @@ from support.sanitized_build import (
     bring_helpers_up_to_date,
     sanitized_build,
     sanitized_helpers,
+    sanitized_servers,
 )
 from support.system_state import SystemState, state_after, system_state
 
@@ -38,7 +39,8 @@ from btrfs_ublk.kernel.mountinfo import read_mountinfo
 from btrfs_ublk.server import BlockServer, FrontEndName
 from btrfs_ublk.testing.requirements import need as require
 
-__all__ = ["sanitized_build", "sanitized_helpers"]  # fixtures for all
+#: Fixtures for all.
+__all__ = ["sanitized_build", "sanitized_helpers", "sanitized_servers"]
 
 # No deadline, as machines differ in speed. Fixed examples, so that failures come again.
 settings.register_profile(

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -112,13 +112,6 @@ def kill(process: ProcessIdentity | None, signum: signal.Signals) -> None:
         freeze(process.pid)
     else:
         os.kill(process.pid, signum)
-
-
-def kill_if_alive(process: ProcessIdentity | None) -> None:
-    """For one that may end by itself meanwhile, as it is just starting."""
-    if process is not None and process.is_alive():
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
 
 
 def kill_server(name: str, signum: signal.Signals = signal.SIGKILL) -> DeviceState:

@@ -281,12 +281,3 @@ def test_a_changed_pack_is_refused_before_anything_is_made(place: Place) -> None
     with pytest.raises(BtrfsUblkError, match="it was changed, or is damaged"):
         up_volume(NAME, place.definition(image=str(image.name)), base=place.base)
     assert not os.path.lexists(volume_directory(NAME, place.base).path)
-
-
-def test_a_volume_without_an_image_has_no_layers(place: Place) -> None:
-    up_volume(NAME, place.definition(), base=place.base)
-    with pytest.raises(UsageError, match="was not made of an image"):
-        fork_image(NAME, "one", base=place.base)
-    other = place.definition(image=f"oci:{place.root}/nothing:app")
-    with pytest.raises(UsageError, match="was made of no image"):
-        up_volume(NAME, other, base=place.base)

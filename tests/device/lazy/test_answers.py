@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 from support.fuse_servers import TIMEOUT_S, Servers
 from support.needs import Need
-from support.sanitized_build import SANITIZER_ENVIRONMENT
 from support.shells import VirtualData, root_of, units_of
 from support.waiting import wait_until
 from support.web_servers import (
@@ -31,7 +30,6 @@ from support.web_servers import (
 )
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP
-from btrfs_ublk.base.helpers import HELPERS_VARIABLE
 from btrfs_ublk.server import Description, LazySegment
 from btrfs_ublk.units import BLOCK_BYTES
 
@@ -65,15 +63,6 @@ def description(
         origin.go_on.set()
 
 
-@pytest.fixture
-def sanitized(sanitized_build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(HELPERS_VARIABLE, str(sanitized_build / "csrc/tools"))
-    for name, value in SANITIZER_ENVIRONMENT.items():
-        # The leak checker needs /proc, which the server's namespace lacks.
-        value = value.replace("detect_leaks=1", "detect_leaks=0")
-        monkeypatch.setenv(name, value)
-
-
 @contextmanager
 def reading(path: str) -> Iterator[dict[int, Future[bytes]]]:
     """Reads of a block each, of as many units, by offset."""
@@ -99,7 +88,7 @@ def must_be_right(reads: dict[int, Future[bytes]]) -> None:
 
 @pytest.mark.parametrize("options", [(), FEW])
 def test_a_killed_server_leaves_its_reads_to_the_next(
-    sanitized: None,
+    sanitized_servers: None,
     sparse_path: Path,
     description: Description,
     origin: Origin,
@@ -124,7 +113,7 @@ def test_a_killed_server_leaves_its_reads_to_the_next(
 
 @pytest.mark.parametrize("options", [(), FEW])
 def test_a_server_that_leaves_answers_first(
-    sanitized: None,
+    sanitized_servers: None,
     sparse_path: Path,
     description: Description,
     origin: Origin,
@@ -160,7 +149,7 @@ def test_a_server_that_leaves_answers_first(
 
 
 def test_a_server_that_is_stopped_fails_them(
-    sanitized: None, sparse_path: Path, description: Description, origin: Origin
+    sanitized_servers: None, sparse_path: Path, description: Description, origin: Origin
 ) -> None:
     origin.held_units = ORIGIN_UNITS
     servers = Servers(sparse_path, description)
@@ -180,7 +169,7 @@ def test_a_server_that_is_stopped_fails_them(
 
 
 def test_fewer_records_than_readers(
-    sanitized: None, sparse_path: Path, description: Description, origin: Origin
+    sanitized_servers: None, sparse_path: Path, description: Description, origin: Origin
 ) -> None:
     """A thread that has lent all its records waits for them."""
     servers = Servers(sparse_path, description)

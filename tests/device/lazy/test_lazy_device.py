@@ -32,7 +32,6 @@ from btrfs_ublk.server import (
 SIZE = 128 * UNIT
 #: Not at the start: Linux before 7.0 looks there for partitions, and would wait.
 SLOW_AT = 64 * UNIT
-DEADLINE_S = 1.0
 
 
 @pytest.fixture
@@ -130,7 +129,7 @@ def test_byte_exact(serve: Serve, virtual: VirtualData, cached: bool) -> None:
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("options", [{}, {"queues": 1}, {"queues": 2, "depth": 64}])
+@pytest.mark.parametrize("options", [{"queues": 1}, {"queues": 2, "depth": 64}])
 def test_64_readers_at_a_time(
     serve: Serve,
     virtual: VirtualData,
@@ -169,41 +168,6 @@ def test_a_stop_does_not_wait_for_what_does_not_come(
             assert time.monotonic() - started < 60
 
 
-def test_a_source_that_changes(serve: Serve, virtual: VirtualData) -> None:
-    path = virtual.add_file("file", 0, 4 * UNIT)
-    wanted = virtual.content(0, BLOCK)
-    with serve(describe(virtual)) as server:
-        assert read(server.device, 0, BLOCK) == wanted
-        path.write_bytes(bytes(4 * UNIT))
-        assert read(server.device, 2 * UNIT, BLOCK) == errno.EIO
-        # What was fetched before stays.
-        assert read(server.device, UNIT - BLOCK, BLOCK) == virtual.content(
-            UNIT - BLOCK, BLOCK
-        )
-
-
-def test_a_file_that_hangs(
-    serve: Serve, virtual: VirtualData, slow_file: BlockServer, slow_path: Path
-) -> None:
-    """Readers get EIO in time, others notice nothing, all is well afterwards."""
-    add_slow_file(virtual, slow_file, slow_path)
-    virtual.add_file("other", 32 * UNIT, 32 * UNIT)
-    with serve(describe(virtual, deadline_s=DEADLINE_S), depth=64) as server:
-        with stopped(slow_file.pid), ThreadPoolExecutor(16) as pool:
-            started = time.monotonic()
-            offsets = [SLOW_AT + unit * UNIT for unit in range(16)]
-            reads = [pool.submit(read, server.device, at, BLOCK) for at in offsets]
-            assert all(done.result(60) == errno.EIO for done in reads)
-            assert time.monotonic() - started >= DEADLINE_S
-        for at in range(SLOW_AT, SLOW_AT + 32 * UNIT, UNIT):
-
-            def answer(at: int = at) -> bytes | None:
-                found = read(server.device, at, BLOCK)
-                return None if found == errno.EIO else found
-
-            assert wait_until(answer) == virtual.content(at, BLOCK)
-
-
 def test_a_file_system_that_hangs(
     serve: Serve, virtual: VirtualData, slow_file: BlockServer, slow_path: Path
 ) -> None:
@@ -234,14 +198,3 @@ def test_a_file_system_that_hangs(
             wait_for_readers(server, len(hung))  # none of them has failed meanwhile
             found = read(server.device, SLOW_AT, BLOCK)
             assert found == virtual.content(SLOW_AT, BLOCK)
-
-
-def test_no_directory_is_kept_busy(serve: Serve, virtual: VirtualData) -> None:
-    """Threads that see the host's files have nothing open there by chance."""
-    virtual.add_file("file", 0, UNIT)
-    with serve(describe(virtual)) as server:
-        assert read(server.device, 0, BLOCK) == virtual.content(0, BLOCK)
-        threads = list(Path(f"/proc/{server.pid}/task").iterdir())
-        assert len(threads) > 8
-        # One that nothing was asked of yet may not have come to it.
-        wait_until(lambda: {os.readlink(thread / "cwd") for thread in threads} == {"/"})

@@ -20,7 +20,13 @@ import pytest
 from support.devices import kill_server
 from support.needs import Need
 from support.volumes import NAME, Place
-from support.web_servers import ScriptedServer, response, scripted_server
+from support.web_servers import (
+    NGINX,
+    ScriptedServer,
+    response,
+    scripted_server,
+    web_server,
+)
 
 from btrfs_ublk.base.capabilities import FUSE
 from btrfs_ublk.device import show_device
@@ -249,3 +255,85 @@ def test_nothing_tells_a_login(
         assert not forms(text), f"{name} tells {forms(text)[0][:300]!r}"
     for path in secret.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
+
+
+SECRET = "sentinel-5f1d02"
+QUERY = f"?Expires=2&Signature={SECRET}"
+
+
+@pytest.mark.usefixtures("in_process")
+def test_nothing_tells_the_query_of_a_signed_url(place: Place, need: Need) -> None:
+    """But definitions, which only root may read."""
+    need(NGINX)
+    definition, report = place.root / "definition.toml", place.root / "report.tar.gz"
+    with web_server(place.root / "web") as server:
+        (server.files / "one").write_bytes(bytes(5000))
+        url = server.url("files/one") + QUERY
+        other = server.url("files/two") + QUERY
+        definition.write_text(f"""
+            size = "1G"
+            writable = "256M"
+            mount = "{place.target}"
+            front_end = "fuse"
+            deadline = 2
+            [[file]]
+            path = "one"
+            url = "{url}"
+            """)
+        heard = [place.told("volume", "up", NAME, "--file", definition)]
+        assert place.state() == "up", heard
+        trace = place.root / "trace"
+        heard.append(place.told("trace", "record", NAME, "--for=1", "-o", trace))
+        heard.append(trace.read_text())
+        assert (place.target / "one").read_bytes() == bytes(5000)
+        heard += [
+            place.told(*words)
+            for words in (
+                # Refused, as the first has another source, and the second is none.
+                ("volume", "up", NAME, f"--add-file=one={other}"),
+                ("volume", "up", NAME, f"--add-file=three=ftp://h/{QUERY}"),
+                ("volume", "up", NAME, f"--add-file={url}"),
+                # Added; it answers with 404.
+                ("volume", "up", NAME, f"--add-file=two={other}"),
+                ("map", "add", NAME, "--url", url),
+                ("map", "add", NAME, "--url", other),
+            )
+        ]
+    # Nobody answers now.
+    (place.target / "one").write_bytes(b"")
+    heard += [
+        place.told(*words)
+        for words in (
+            ("volume", "status", NAME),
+            ("volume", "status", NAME, "--json"),
+            ("device", "status", NAME, "--json"),
+            ("map", "list", NAME),
+            ("map", "show", NAME, "0"),
+            ("map", "show", NAME, "0", "--json"),
+            ("map", "stats", NAME, "--json"),
+            ("map", "verify", NAME, "--ask"),
+            ("metrics",),
+            ("bugreport", "-o", report),
+        )
+    ]
+    kill_server(NAME)
+    heard.append(place.told("device", "status", NAME))
+    device = show_device(NAME)
+    assert device.state.server is not None and device.state.supervisor is not None
+    for pid in (device.state.server.pid, device.state.supervisor.pid):
+        for name in ("cmdline", "environ"):
+            heard.append(Path(f"/proc/{pid}/{name}").read_text(errors="replace"))
+    heard.append(device.log.read_text())
+    heard.append(gzip.decompress(report.read_bytes()).decode(errors="replace"))
+    for text in heard:
+        assert SECRET not in text
+    assert "files/one?[redacted]" in "".join(heard)
+    kept = [path for path in place.base.rglob("*") if path.is_file()]
+    holding = [
+        path
+        for path in kept
+        if path.stat().st_size < 1 << 20 and SECRET.encode() in path.read_bytes()
+    ]
+    assert {"definition.toml", "files.json"} <= {path.name for path in holding}
+    for path in holding:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -18,12 +17,10 @@ import pytest
 from support.devices import MAP_UNIT, MEMSET, map_description
 from support.needs import Need, inapplicable
 from support.processes import ServerProcess, assert_answers
-from support.web_servers import response, scripted_server
 
 from btrfs_ublk.base.capabilities import FUSE, ROOT
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.content import Addition
-from btrfs_ublk.content.maps import LONG_TIMEOUT_S, MapClient
 from btrfs_ublk.server import BlockServer, Description, LazySegment
 from btrfs_ublk.units import KIB, MIB, TIB
 
@@ -80,50 +77,6 @@ def test_a_slow_request_keeps_nobody_waiting(
     assert time.monotonic() - begin_s < 30
 
 
-@pytest.mark.parametrize(
-    ("asks", "at_once"), [("size of each source", 16), ("mirrors of a source", 1)]
-)
-def test_asking_ends_with_the_client(
-    server: ServerProcess, asks: str, at_once: int
-) -> None:
-    asked, go_on = threading.Event(), threading.Event()
-
-    def answer(_: str) -> bytes:
-        asked.set()
-        assert go_on.wait(60)
-        return response("206 Partial\nContent-Range: bytes 0-0/4096", b"x")
-
-    with scripted_server(answer) as web:
-        places = [{"kind": "http", "url": web.url(str(x))} for x in range(3 * at_once)]
-        add = {"request": "map-add", "mappings": [[0, 4096, 0, 0]]}
-        if asks == "size of each source":
-            request = add | {"sources": places}
-        else:
-            source = {"mirrors": places, "size": 4096}
-            with server.connect() as client:
-                client.send(add | {"sources": [source]})
-                assert "failed" not in client.line()
-            request = {"request": "map-verify", "ask": True}
-        with server.connect() as leaving:
-            leaving.send(request)
-            assert asked.wait(60)
-        assert_answers(server)  # so it has seen that the other one is gone
-        go_on.set()
-        time.sleep(0.5)
-        assert 1 <= len(web.requests) <= at_once
-
-
-def test_verify_may_take_its_time() -> None:
-    waits: list[float] = []
-
-    def ask(name: str, keys: dict[str, Any], **options: Any) -> dict[str, Any]:
-        waits.append(options["timeout_s"])
-        return {"problems": [], "next": None}
-
-    assert list(MapClient(ask).verify()) == []
-    assert waits == [LONG_TIMEOUT_S]
-
-
 def test_long_lines(server: ServerProcess) -> None:
     rows = [[8192 * number, 4096, 0, 0] for number in range(4096)]
     request = {"request": "map-add", "sources": [MEMSET], "mappings": rows}
@@ -165,73 +118,44 @@ def test_a_line_of_100_mb_takes_no_memory(server: ServerProcess) -> None:
     assert_answers(server)
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"request": "map-add"}, "must be lists"),
-        ({"request": "map-add", "sources": [], "mappings": 7}, "must be lists"),
-        ({"request": "map-add", "sources": [], "mappings": [7]}, "four numbers"),
-        (
-            {"request": "map-add", "sources": [], "mappings": [[0, 1, 2]]},
-            "four numbers",
-        ),
-        (
-            {"request": "map-add", "sources": [], "mappings": [[None, None, None, 0]]},
-            "four numbers",
-        ),
-        (
-            {"request": "map-add", "sources": [], "mappings": [], "more": 1},
-            'unknown key "more"',
-        ),
-        ({"request": "map-add", "in_file": True}, "no descriptor"),
-        ({"request": "map-add", "in_file": 1}, "true or false"),
-        (
-            {"request": "map-add", "sources": [], "mappings": [], "room": 7},
-            "must be an object",
-        ),
-        (
-            {"request": "map-add", "sources": [], "mappings": [], "room": {"x": 1}},
-            'unknown key "x"',
-        ),
-        ({"request": "map-list", "from": -1}, "negative"),
-        ({"request": "map-list", "from": 5, "to": 4}, 'behind "to"'),
-        ({"request": "map-list", "more": 1}, 'unknown key "more"'),
-        ({"request": "map-stats", "map": 7}, "non-empty string"),
-        ({"request": "map-verify", "ask": "yes"}, "true or false"),
-        ({"request": "map-show", "offset": "x"}, "integer"),
-    ],
-)
-def test_requests_that_make_no_sense(
-    server: ServerProcess, keys: dict[str, Any], message: str
-) -> None:
+#: Requests, and words of the refusal.
+NONSENSE: list[tuple[dict[str, Any], str]] = [
+    ({"request": "map-add"}, "must be lists"),
+    ({"request": "map-add", "sources": [], "mappings": [7]}, "four numbers"),
+    ({"request": "map-add", "sources": [], "mappings": [], "more": 1}, 'key "more"'),
+    ({"request": "map-add", "in_file": True}, "no descriptor"),
+    ({"request": "map-add", "in_file": 1}, "true or false"),
+    ({"request": "map-add", "sources": [], "mappings": [], "room": 7}, "an object"),
+    ({"request": "map-list", "from": -1}, "negative"),
+    ({"request": "map-list", "from": 5, "to": 4}, 'behind "to"'),
+    ({"request": "map-stats", "map": 7}, "non-empty string"),
+    ({"request": "map-show", "offset": "x"}, "integer"),
+]
+
+
+def test_requests_that_make_no_sense(server: ServerProcess) -> None:
     with server.connect() as client:
-        client.socket.sendall(json.dumps(keys).encode() + b"\n")
-        reply = client.line()
-        assert reply["failed"] == keys["request"] and message in reply["error"], reply
+        for keys, message in NONSENSE:
+            client.socket.sendall(json.dumps(keys).encode() + b"\n")
+            reply = client.line()
+            assert reply["failed"] == keys["request"] and message in reply["error"]
     assert_answers(server)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (b"[0, 4096, 0, 0]\n{\n", "line 2 is neither"),
-        (b"7\n", "line 1 is neither"),
-        (b'{"kind": "memset", "x": ' + DEEP + b"}\n", "line 1 is neither"),
-        (b"[0, 4096, 0]\n", "four numbers"),
-        (b"[0, 4096, 0, 0]\n", "not among the 0"),
-        (b'{"kind": "memset", "size": 4096, "byte": 1}\0\n', "not among|neither"),
-    ],
-)
-def test_files_that_make_no_sense(
-    server: ServerProcess, tmp_path: Path, text: bytes, message: str
-) -> None:
-    path = tmp_path / "batch"
-    path.write_bytes(text + b"[0, 4096, 1, 0]\n")
-    with server.connect() as client, path.open("r+b") as file:
-        line = b'{"request": "map-add", "in_file": true}\n'
-        socket.send_fds(client.socket, [line], [file.fileno()])
-        reply = client.line()
-        assert any(words in reply["error"] for words in message.split("|")), reply
+def test_files_that_make_no_sense(server: ServerProcess, tmp_path: Path) -> None:
+    line = b'{"request": "map-add", "in_file": true}\n'
+    with server.connect() as client:
+        for text, message in (
+            (b"[0, 4096, 0, 0]\n{\n", "line 2 is neither"),
+            (b'{"kind": "memset", "x": ' + DEEP + b"}\n", "line 1 is neither"),
+            (b"[0, 4096, 0]\n", "four numbers"),
+            (b"[0, 4096, 0, 0]\n", "not among the 0"),
+        ):
+            path = tmp_path / "batch"
+            path.write_bytes(text + b"[0, 4096, 1, 0]\n")
+            with path.open("r+b") as file:
+                socket.send_fds(client.socket, [line], [file.fileno()])
+                assert message in client.line()["error"]
         # Neither a pipe nor a device is read.
         for other in ("/dev/zero", "/proc/self/fd"):
             fd = os.open(other, os.O_RDONLY)
@@ -241,29 +165,18 @@ def test_files_that_make_no_sense(
     assert_answers(server)
 
 
-@pytest.mark.parametrize("more", [0, CONTROL_SHORT_BYTES])
-def test_what_is_nested_deeply(server: ServerProcess, more: int) -> None:
+def test_what_is_nested_deeply(server: ServerProcess) -> None:
     """A copy of it takes most of a thread's stack."""
+    line = json.dumps({"request": "map-list", "from": '[{\\"' * 100}).encode()
     with server.connect() as client:
-        for text in (DEEP, b'{"request": "map-list", "from": ' + DEEP + b"}"):
-            client.socket.sendall(text + b" " * more + b"\n")
-            assert "nested more than 64 deep" in client.line()["error"]
-        # Brackets in a string are text.
-        line = json.dumps({"request": "map-list", "from": '[{\\"' * 100})
-        client.socket.sendall(line.encode() + b" " * more + b"\n")
-        assert "must be an integer" in client.line()["error"]
+        for more in (0, CONTROL_SHORT_BYTES):
+            for text in (DEEP, b'{"request": "map-list", "from": ' + DEEP + b"}"):
+                client.socket.sendall(text + b" " * more + b"\n")
+                assert "nested more than 64 deep" in client.line()["error"]
+            # Brackets in a string are text.
+            client.socket.sendall(line + b" " * more + b"\n")
+            assert "must be an integer" in client.line()["error"]
     assert_answers(server)
-
-
-def test_a_file_that_cannot_be_read(server: ServerProcess, tmp_path: Path) -> None:
-    line = b'{"request": "map-add", "in_file": true}\n'
-    with server.connect() as client, (tmp_path / "batch").open("wb") as file:
-        counts = set()
-        for _ in range(5):
-            socket.send_fds(client.socket, [line], [file.fileno()])
-            assert "cannot be read" in client.line()["error"]
-            counts.add(len(os.listdir(f"/proc/{server.process.pid}/fd")))
-        assert len(counts) == 1
 
 
 def test_many_clients_add_at_the_same_time(server: ServerProcess) -> None:
@@ -349,19 +262,3 @@ def test_memory_with_100_000_mappings(need: Need, tmp_path: Path) -> None:
         inapplicable("a sanitizer's shadow memory counts as well")
     resident = [line for line in status.splitlines() if line.startswith("VmRSS")]
     assert int(resident[0].split()[1]) * KIB <= 64 * MIB
-
-
-def test_words_of_the_answer(server: ServerProcess) -> None:
-    """What is written to a file: offset, plus 1 where it existed, and length; then the
-    sizes of sources."""
-    fd = os.memfd_create("batch")
-    with server.connect() as client, open(fd, "w+b") as file:
-        text = json.dumps(MEMSET) + "\n[8192, 4096, 0, 0]\n[8192, 4096, 0, 0]\n"
-        file.write(text.encode())
-        file.flush()
-        line = b'{"request": "map-add", "in_file": true}\n'
-        socket.send_fds(client.socket, [line], [fd])
-        answer = {"count": 2, "existed": 1, "sizes": True}
-        assert client.line()["map-add"] == answer
-        words = struct.unpack("<6Q", os.pread(fd, 48, 0))
-        assert words == (8192, 4096, 8193, 4096, MEMSET["size"], MEMSET["size"])

@@ -16,10 +16,9 @@ from support.shells import root_of, units_of
 
 from btrfs_ublk.base.capabilities import FUSE, ROOT
 from btrfs_ublk.base.readers import read_direct
-from btrfs_ublk.content import Added, Addition, Mapping, Room, Source, digest_file
-from btrfs_ublk.content.maps import MapClient
+from btrfs_ublk.content import Added, Addition, Mapping, Room, digest_file
 from btrfs_ublk.content.refused import Refused
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.errors import UsageError
 from btrfs_ublk.server import BlockServer
 from btrfs_ublk.units import GIB, KIB, MIB, TIB
 
@@ -71,23 +70,6 @@ def test_what_is_added_can_be_read_at_once(run: Run, data: Path) -> None:
     assert read_direct(server.device, 0, length) == expected
 
 
-def test_the_rest_of_a_source(run: Run, data: Path) -> None:
-    server = run()
-    size = data.stat().st_size
-    source = {"kind": "file", "path": str(data), "unit": MAP_UNIT}
-    blocks = -(-size // 4096) * 4096
-    whole, tail = server.map_add(
-        [source], [Addition(), Addition(source_offset=blocks - 8192)]
-    )
-    assert whole == Added(0, False, blocks, size)
-    assert tail == Added(blocks, False, 8192, size - blocks + 8192)
-    expected = data.read_bytes().ljust(blocks, b"\0")
-    assert read_direct(server.device, 0, blocks) == expected
-    assert read_direct(server.device, blocks, 8192) == expected[-8192:]
-    with pytest.raises(BtrfsUblkError, match="nothing from"):
-        server.map_add([source], [Addition(source_offset=blocks)])
-
-
 def test_batches_of_any_size(run: Run) -> None:
     server = run(cached=False)
     for count, base in ((10, 0), (5000, 256 * MIB)):
@@ -118,27 +100,6 @@ def test_batches_of_any_size(run: Run) -> None:
             server.map_add([MEMSET], [*additions, Addition(offset=8192, length=8192)])
         assert caught.value.errno == "EEXIST"
     assert server.map().stats()["mappings"] == 5010
-
-
-@pytest.mark.parametrize("count", [1, 1001])  # in a line, and in a file
-@pytest.mark.parametrize("is_old", [False, True])
-def test_sizes_come_with_the_answer(
-    run: Run, data: Path, monkeypatch: pytest.MonkeyPatch, count: int, is_old: bool
-) -> None:
-    """But for servers of version 0.1.0, which are asked once."""
-    source: Source = {"kind": "file", "path": str(data)}
-    request, asked = MapClient._request, []
-
-    def noted(self: MapClient, name: str, *args: Any, **keys: Any) -> dict[str, Any]:
-        asked.append(name)
-        reply = request(self, name, *args, **keys)
-        return {x: y for x, y in reply.items() if x != "sizes" or not is_old}
-
-    monkeypatch.setattr(MapClient, "_request", noted)
-    additions = [Addition(offset=x * 4096, source_offset=5 * MIB) for x in range(count)]
-    added = run(cached=False).map_add([source], additions)
-    assert {(x.length, x.size_bytes) for x in added} == {(4096, 1234)}
-    assert asked == ["map-add", *(["map-show"] if is_old else [])]
 
 
 def test_room(run: Run) -> None:
@@ -176,43 +137,6 @@ def test_nothing_is_mapped_where_no_device_shows_it(run: Run) -> None:
                 server.map_add([MEMSET], [*good, Addition(offset=offset, length=8192)])
     assert server.map().stats()["mappings"] == 0
     assert server.map_add([MEMSET], [Addition(offset=MAP_BYTES - 4096, length=4096)])
-
-
-#: Sources, what is added, and why that is refused.
-NONSENSE: list[tuple[list[Any], Addition, str]] = [
-    ([MEMSET], Addition(offset=1, length=4096), "multiples of 4096"),
-    ([MEMSET], Addition(offset=0, length=0), "length is 0"),
-    ([MEMSET], Addition(offset=-4096, length=4096), "not negative"),
-    ([MEMSET], Addition(offset=0, length=2 * GIB), "of a source that has"),
-    ([MEMSET], Addition(offset=2**63 - 4096, length=8192), "behind 2\\^63"),
-    ([MEMSET], Addition(offset=2**64, length=8192), "not valid JSON"),
-    ([MEMSET], Addition(offset=0, length=4096, source=1), "not among the 1"),
-    ([], Addition(offset=0, length=4096), "not among the 0"),
-    ([{"kind": "ftp"}], Addition(offset=0, length=4096), "unknown kind of mirror"),
-    ([MEMSET | {"x": 1}], Addition(offset=0, length=4096), 'unknown key "x"'),
-    (["memset"], Addition(offset=0, length=4096), "must be a JSON object"),
-    (
-        [{"kind": "file", "path": "/nowhere", "size": 4096, "digests": []}],
-        Addition(offset=0, length=4096),
-        "0 digests for 1 units",
-    ),
-    (
-        [{"kind": "http", "url": "gopher://127.0.0.1/", "size": 4096}],
-        Addition(offset=0, length=4096),
-        "gopher",
-    ),
-]
-
-
-def test_what_makes_no_sense(run: Run) -> None:
-    server = run(cached=False)
-    for sources, addition, message in NONSENSE:
-        with pytest.raises(BtrfsUblkError, match=message) as caught:
-            server.map_add(sources, [addition])
-        if message != "not valid JSON":
-            assert isinstance(caught.value, UsageError), caught.value
-        assert server.map().stats()["mappings"] == 0
-    assert server.map_add([MEMSET], [Addition(offset=0, length=4096)])
 
 
 def test_digests_from_a_file(run: Run, data: Path, tmp_path: Path) -> None:
@@ -280,36 +204,3 @@ def test_drain_and_show(run: Run, data: Path) -> None:
     assert [problem.source for problem in problems] == [1]
     server.stop()
     assert read_direct(run().device, 0, length) == expected
-
-
-def test_drain_says_what_it_could_not_get(run: Run, data: Path) -> None:
-    server = run()
-    source = {"kind": "file", "path": str(data), "unit": MAP_UNIT}
-    server.map_add([source], [Addition(offset=MIB, length=4 * MAP_UNIT)])
-    os.truncate(data, 2 * MAP_UNIT)
-    drained = server.map().drain()
-    assert drained.failed_units == 4  # it is another file now
-
-
-def test_without_a_cache_there_is_nothing_to_drain_into(run: Run) -> None:
-    with pytest.raises(Refused, match="no cache") as caught:
-        run(cached=False).map().drain()
-    assert caught.value.hint is not None
-
-
-def test_show_of_nothing(run: Run) -> None:
-    maps = run(cached=False).map()
-    with pytest.raises(Refused, match="nothing is mapped at 4096"):
-        maps.show(offset=4096)
-    with pytest.raises(Refused, match="no source 7"):
-        maps.show(source=7)
-    with pytest.raises(UsageError, match="is needed"):
-        maps.show()
-
-
-def test_another_map_is_refused(run: Run, tmp_path: Path) -> None:
-    server = run(cached=False)
-    assert server.map(str(tmp_path / "it.map")).stats()["mappings"] == 0
-    with pytest.raises(Refused, match="no map '/else'") as caught:
-        server.map("/else").stats()
-    assert "it.map" in str(caught.value.hint)

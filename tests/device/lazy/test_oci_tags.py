@@ -18,11 +18,10 @@ from support.volumes import NAME, Place
 from btrfs_ublk.base.capabilities import FUSE, ROOT
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.content import Addition
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.errors import UsageError
 from btrfs_ublk.server import BlockServer
 from btrfs_ublk.units import KIB
-from btrfs_ublk.volume import VolumeFile, down_volume
-from btrfs_ublk.volume.entry import source_of
+from btrfs_ublk.volume import down_volume
 
 pytestmark = [pytest.mark.fuse, pytest.mark.usefixtures("in_process")]
 
@@ -68,28 +67,6 @@ def test_a_tag_is_resolved_when_it_is_added(registry: Registry, tmp_path: Path) 
         shown = server.map().show(offset=second.offset)["source"]["description"]
         (mirror,) = shown["mirrors"]
         assert mirror["digest"] == digest_of(new) and "tag" not in mirror
-
-
-def test_what_is_not_one_blob(registry: Registry, tmp_path: Path) -> None:
-    layers = [os.urandom(1000 * (1 + number)) for number in range(12)]
-    registry.push_image(REPOSITORY, "many", *layers)
-    registry.push_image(REPOSITORY, "empty")
-    with BlockServer(map_description(tmp_path), front_end="fuse", queues=1) as server:
-
-        def refused(tag: str, **keys: object) -> str:
-            with pytest.raises(BtrfsUblkError) as caught:
-                server.map_add([by_tag(registry, tag) | keys], [Addition()])
-            return str(caught.value)
-
-        text = refused("many")
-        assert "an image of 12 layers, and a source is one blob" in text
-        assert all(digest_of(layer) in text for layer in layers)
-        assert f"{registry.host}/{REPOSITORY}@sha256:…" in text
-        assert "no image with layers" in refused("empty")
-        assert "no such image" in refused("nobody")
-        assert "neither a tag nor a digest" in refused("../blobs")
-        registry.push_image(REPOSITORY, "one", layers[0])
-        assert "has 1000 bytes" in refused("one", size=4096)
 
 
 def test_an_index_has_one_for_this_machine(registry: Registry, tmp_path: Path) -> None:
@@ -165,27 +142,3 @@ def test_a_volume_keeps_the_digest(registry: Registry, sparse_path: Path) -> Non
         assert done.returncode == 0 and not done.stderr, done.stderr
     finally:
         place.take_all_down()
-
-
-def test_how_an_image_is_written() -> None:
-    image = {"kind": "oci", "registry": "r:5000", "repository": "a/b"}
-    digest = f"sha256:{'ab' * 32}"
-    for name, more in (
-        (":v1", {"tag": "v1"}),
-        (f"@{digest}", {"digest": digest}),
-        (f":v1@{digest}", {"tag": "v1", "digest": digest}),
-    ):
-        url = f"oci://r:5000/a/b{name}"
-        assert source_of(url) == image | more
-        assert VolumeFile("x", image | more).to_keys() == {"path": "x", "url": url}
-    with pytest.raises(UsageError, match="no source"):
-        source_of("oci://r:5000/a/b")
-    tag, pinned, other = (
-        VolumeFile.parse(f"x=oci://r/a:v1{more}")
-        for more in ("", f"@{digest}", f"@sha256:{'cd' * 32}")
-    )
-    assert tag.has_tag and not pinned.has_tag
-    assert tag.is_same_as(pinned) and pinned.is_same_as(tag)
-    assert not pinned.is_same_as(other)
-    assert pinned.is_same_as(VolumeFile.parse(f"x=oci://r/a@{digest}"))
-    assert not tag.is_same_as(VolumeFile.parse(f"x=oci://r/a@{digest}"))

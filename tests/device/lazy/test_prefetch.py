@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +31,9 @@ from support.web_servers import (
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP
 from btrfs_ublk.base.readers import read_direct
-from btrfs_ublk.content import (
-    Addition,
-    MapClient,
-    Prefetch,
-    Trace,
-    TraceSource,
-    TraceWriter,
-)
+from btrfs_ublk.content import Addition, MapClient, Prefetch
 from btrfs_ublk.content.cache import Cache
 from btrfs_ublk.content.maps import Refused
-from btrfs_ublk.errors import UsageError
 from btrfs_ublk.ops.monitor.metrics import metrics_text
 from btrfs_ublk.server import BlockServer, Description, LazySegment
 from btrfs_ublk.units import MIB
@@ -108,10 +97,6 @@ def test_records_and_replays(
     with serve(describe(directories[0])) as server:
         server.map_add([origin_source(web.url())], [Addition(offset=0)])
         client = server.map()
-        for keys in ({}, {"unit": ORIGIN_UNIT}):  # clients of 0.1.0, and of others
-            with pytest.raises(UsageError, match="blocks of 4096 bytes, which") as old:
-                client._request("trace-start", **keys)
-            assert "version of the server" in str(old.value.hint)
         for _ in range(2):  # what is cached already is noted as well
             number, block_bytes = client.trace_start()
             assert block_bytes == BLOCK
@@ -218,24 +203,8 @@ def test_drops_what_is_not_begun(server: BlockServer, origin: Origin) -> None:
     assert ended is not None and ended.id == begun.id
     assert ended.state == "cancelled" and ended.percent < 100
     origin.go_on.set()
-    time.sleep(1)
     assert len(origin.asked) <= 8
-    for keys in ({"at_once": 0}, {"at_once": 65}, {"extents": [(1, -1, 5)]}):
-        with pytest.raises(UsageError):
-            client.prefetch(**keys)  # type: ignore[arg-type]
-    with pytest.raises(Refused, match="no source 9"):
-        client.prefetch([(9, 0, ORIGIN_UNIT)])
     assert until_over(client, client.prefetch()).is_complete
-
-
-@fuse
-def test_needs_a_cache(need: Need, sparse_path: Path, web: ScriptedServer) -> None:
-    need(FUSE, LOOP)
-    uncached = describe(sparse_path, cached=False)
-    with BlockServer(uncached, front_end="fuse") as server:
-        server.map_add([origin_source(web.url())], [Addition(offset=0)])
-        with pytest.raises(Refused, match="no cache to prefetch into"):
-            server.map().prefetch()
 
 
 def any_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -318,60 +287,6 @@ def test_what_has_no_room_is_not_fetched(
 
 
 @fuse
-def test_others_make_room_unless_they_are_pinned(
-    need: Need, sanitized_helpers: None, sparse_path: Path, web: ScriptedServer
-) -> None:
-    need(FUSE, LOOP)
-    other = sparse_path / "other"
-    other.write_bytes(random.Random(5).randbytes(ORIGIN_BYTES))
-    described = describe(sparse_path)
-    segment = replace(described.segments[0], length=2 * ORIGIN_BYTES)
-    cache = Cache(sparse_path / "cache")
-    with BlockServer(
-        Description(2 * ORIGIN_BYTES, [segment]), front_end="fuse"
-    ) as server:
-        client = server.map()
-        server.map_add(
-            [
-                origin_source(web.url()),
-                {"kind": "file", "path": str(other), "unit": ORIGIN_UNIT},
-            ],
-            [Addition(offset=0), Addition(offset=ORIGIN_BYTES, source=1)],
-        )
-        cache.limit(max_bytes=66 * ORIGIN_UNIT, reserve_bytes=None)
-        assert client.drain(start=ORIGIN_BYTES).uncached_units == 0
-        (old,) = cache.status().contents
-        assert client.drain(start=0, end=32 * ORIGIN_UNIT).uncached_units == 0
-        ended = until_over(client, client.prefetch(start=0, end=32 * ORIGIN_UNIT))
-        assert (ended.cached_units, ended.fetched_units) == (32, 0)
-
-        cache.pin(old.key)
-        (old,) = [x for x in cache.status().contents if x.key == old.key]
-        assert 0 < old.cached_units <= 33
-        drained = client.drain(start=0, end=ORIGIN_BYTES)
-        assert drained.cached_units == 32
-        assert drained.fetched_bytes <= ORIGIN_UNIT and drained.uncached_units >= 31
-        (still,) = [x for x in cache.status().contents if x.key == old.key]
-        assert still.cached_units == old.cached_units
-        assert client.stats()["cache"]["no_room"] == 0
-
-
-@fuse
-@pytest.mark.usefixtures("in_process")
-def test_commands_say_how_much_the_cache_can_hold(
-    device: Path, sparse_path: Path, origin: Origin
-) -> None:
-    Cache(sparse_path / "cache").limit(max_bytes=2 * MIB, reserve_bytes=None)
-    for words in (["map", "drain", NAME], ["prefetch", NAME, "--all"]):
-        done = any_command(*words)
-        assert done.returncode == 1, done.stderr
-        assert "for 33 there was no room\n" in done.stdout
-        assert done.stdout.count("the cache can hold 1.969 MiB besides") == 1
-        assert "btrfs-ublk cache limit" in done.stdout
-    assert len(origin.asked) == 31
-
-
-@fuse
 @pytest.mark.usefixtures("in_process")
 def test_commands(device: Path, sparse_path: Path, origin: Origin) -> None:
     trace = sparse_path / "trace"
@@ -417,7 +332,6 @@ def test_commands(device: Path, sparse_path: Path, origin: Origin) -> None:
     labels = f'device="{NAME}",map="{sparse_path / "it.map"}"'
     assert f"btrfs_ublk_prefetch_running{{{labels}}} 1.0" in metrics_text()
     assert "running: " in any_command("prefetch", NAME, "--status").stdout
-    assert '"state": "running"' in any_command("map", "stats", NAME, "--json").stdout
     assert "cancelled: " in any_command("prefetch", NAME, "--cancel").stdout
 
     def state() -> Any:
@@ -439,100 +353,6 @@ def test_commands(device: Path, sparse_path: Path, origin: Origin) -> None:
     log = (sparse_path / "run" / "devices" / NAME / "log").read_text()
     assert " event=fetch_failed source=1 unit=63 mirror=0 kind=http " in log
     assert "s3cret" not in log
-    for words in ([], ["--all", "--status"], ["--trace", sparse_path / "none"]):
-        assert any_command("prefetch", NAME, *words).returncode == 2
-
-
-URL = "https://one@example.org:8443/image?token=s3cret#x"
-
-
-def description(**keys: Any) -> dict[str, Any]:
-    mirror = {"kind": "http", "url": URL, "bearer_token_file": "/secret"}
-    return {"size": 5 * ORIGIN_UNIT, "unit": ORIGIN_UNIT, "mirrors": [mirror]} | keys
-
-
-def write(path: Path, source: TraceSource) -> None:
-    with path.open("w") as file:
-        writer = TraceWriter(file)
-        writer.add([(7, 3, 0), (7, 4, 1), (7, 1, 5), (7, 2, 9)], lambda _: source)
-        writer.end(lost=2, seconds=1.5)
-
-
-def test_traces_name_what_was_read(tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    source = TraceSource.describe(description(root="ab"))
-    assert source.mirrors == (
-        {"kind": "http", "url": "https://example.org:8443/image"},
-    )
-    write(path, source)
-    trace = Trace.load(path)
-    assert (trace.units, trace.lost, trace.sources) == (4, 2, {7: source})
-    renewed = URL.replace("s3cret", "another")
-    mirrors = [{"kind": "file", "path": "/x"}, {"kind": "http", "url": renewed}]
-    by_mirror = TraceSource.describe(description(mirrors=mirrors))
-    by_root = TraceSource.describe(description(root="ab", mirrors=[]))
-    changed = TraceSource.describe(description(root="cd"))
-    wanted = [(2, 3 * ORIGIN_UNIT, 2 * ORIGIN_UNIT), (2, ORIGIN_UNIT, 2 * ORIGIN_UNIT)]
-    assert trace.extents([(1, changed), (2, by_mirror)]) == (wanted, {})
-    assert trace.extents([(1, by_mirror), (2, by_root)]) == (wanted, {})
-    assert trace.extents([(1, changed)]) == ([], {7: 4})
-
-
-def test_units_come_once_where_a_trace_has_blocks(tmp_path: Path) -> None:
-    """In the order of their first reads, and none behind the end of the source."""
-    path = tmp_path / "trace"
-    source = TraceSource.describe(description(root="ab", unit=BLOCK))
-    blocks = ORIGIN_UNIT // BLOCK
-    reads = [(7, 3 * blocks + 1, 0), (7, blocks, 1), (7, 3 * blocks, 2)]
-    reads += [(7, 2 * blocks + at, 3) for at in (1, 2, 5)] + [(7, 99 * blocks, 4)]
-    with path.open("w") as file:
-        writer = TraceWriter(file)
-        writer.add(reads, lambda _: source)
-        writer.end(lost=0, seconds=1.5)
-    mapped = TraceSource.describe(description(root="ab"))
-    wanted = [(2, 3 * ORIGIN_UNIT, ORIGIN_UNIT), (2, ORIGIN_UNIT, 2 * ORIGIN_UNIT)]
-    assert Trace.load(path).extents([(2, mapped)]) == (wanted, {})
-
-
-class Interrupted(io.StringIO):
-    """Ctrl-C comes when line ``at`` was written."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self._left = at
-
-    def write(self, text: str) -> int:
-        written = super().write(text)
-        self._left -= 1
-        if self._left == -1:
-            signal.raise_signal(signal.SIGINT)
-        return written
-
-
-@pytest.mark.parametrize("at", range(7))
-def test_traces_are_whole_after_a_signal(tmp_path: Path, at: int) -> None:
-    """At each question for a source, and at each line that is written."""
-    reads = [(7, 3, 0), (8, 4, 1), (7, 1, 5)]
-    source = TraceSource.describe(description())
-    asked = 0
-
-    def describe_once(_: int) -> TraceSource:
-        nonlocal asked
-        asked += 1
-        if asked == at - 4:
-            raise KeyboardInterrupt
-        return source
-
-    file = Interrupted(at + 1 if at < 5 else -1)  # after the head
-    writer = TraceWriter(file)
-    with pytest.raises(KeyboardInterrupt):
-        writer.add(reads, describe_once)
-    writer.add(reads[writer.units :], describe_once)
-    writer.end(lost=0, seconds=1.5)
-    (tmp_path / "trace").write_text(file.getvalue())
-    trace = Trace.load(tmp_path / "trace")
-    assert [(run.source, run.unit, run.at_ms) for run in trace.reads] == reads
-    assert set(trace.sources) == {7, 8} and trace.lost == 0
 
 
 def test_a_recording_without_a_client_ends(sanitized_build: Path) -> None:
@@ -546,22 +366,3 @@ def test_a_recording_without_a_client_ends(sanitized_build: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "asked: on\nleft: over\nthe next: on\n"
-
-
-def test_refuses_what_is_no_trace(tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    write(path, TraceSource.describe(description()))
-    text = path.read_text()
-    path.write_text(text[: text.rindex("[") + 4])
-    trace = Trace.load(path)  # cut off
-    assert (trace.units, trace.lost) == (2, None)
-    for wrong, why in (
-        ("", "not a trace"),
-        ("{}\n", "not a trace"),
-        (text.replace('"version":2', '"version":3'), "of version 3"),
-        (text.replace("[7,", "[8,"), "line 3"),
-        (text.replace("[7,", "[7,-"), "line 3"),
-    ):
-        path.write_text(wrong)
-        with pytest.raises(UsageError, match=why):
-            Trace.load(path)

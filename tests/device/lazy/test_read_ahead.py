@@ -13,16 +13,13 @@ import pytest
 from support.needs import Need
 
 from btrfs_ublk.base.capabilities import BTRFS, BTRFS_PROGS, LOOP
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.read_ahead import get_read_ahead, set_read_ahead
 from btrfs_ublk.server import FrontEndName, MemsetSegment
 from btrfs_ublk.units import KIB, MIB
-from btrfs_ublk.volume.sprout import DEFAULT_READ_AHEAD_BYTES, sprout
+from btrfs_ublk.volume.sprout import DEFAULT_READ_AHEAD_BYTES
 from btrfs_ublk.volume.temporary import Volume, volume
 
 SIZE = 64 * MIB
-#: What btrfs sets itself.
-KERNEL_BYTES = 4 * MIB
 
 
 @pytest.fixture
@@ -65,13 +62,7 @@ def fetched_by_a_fault(made: Volume, path: Path) -> int:
     return delivered() - before
 
 
-@pytest.mark.parametrize(
-    "size",
-    [
-        *(0, DEFAULT_READ_AHEAD_BYTES),
-        *(pytest.param(x, marks=pytest.mark.thorough) for x in (32 * KIB, MIB)),
-    ],
-)
+@pytest.mark.parametrize("size", [0, DEFAULT_READ_AHEAD_BYTES])
 def test_a_page_fault_fetches_that_much(
     front_end: FrontEndName, target: Path, size: int
 ) -> None:
@@ -82,15 +73,6 @@ def test_a_page_fault_fetches_that_much(
         block = Path("/sys/block", made.server.device.name)
         (block / "queue/read_ahead_kb").write_text("8")
         assert fetched_by_a_fault(made, clone) == max(size, mmap.PAGESIZE)
-
-
-def test_without_it_the_kernel_s_own_holds(
-    front_end: FrontEndName, target: Path
-) -> None:
-    with made_volume(target, front_end, None) as made:
-        clone = made.clone("clone", offset=0, size_bytes=SIZE)
-        assert get_read_ahead(target) == KERNEL_BYTES
-        assert fetched_by_a_fault(made, clone) > DEFAULT_READ_AHEAD_BYTES
 
 
 def test_it_holds_whatever_is_done_with_the_sprout(
@@ -114,17 +96,3 @@ def test_it_holds_whatever_is_done_with_the_sprout(
         assert not Path("/sys/fs/btrfs", str(made.seed.fsid)).exists()
         set_read_ahead(target, 64 * KIB)
         assert get_read_ahead(target) == 64 * KIB
-
-
-@pytest.mark.parametrize("size", [-4096, 1000, 4097, 2 << 30])
-def test_what_cannot_be_set_is_refused_before_anything_is_made(
-    target: Path, size: int
-) -> None:
-    with pytest.raises(UsageError, match="the read-ahead cannot be"):
-        with sprout(Path("/dev/null"), target, read_ahead_bytes=size):
-            pass
-
-
-def test_other_file_systems_have_none() -> None:
-    with pytest.raises(BtrfsUblkError, match="on no btrfs"):
-        set_read_ahead(Path("/proc"), 128 * KIB)

@@ -36,20 +36,17 @@ from btrfs_ublk.device import (
     recover_device,
     remove_device,
     show_device,
-    update_device,
     upgrade_device,
 )
 from btrfs_ublk.device.state import device_directory
-from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.uevents import wait_until
-from btrfs_ublk.server import Description, FrontEndName, PatternSegment
+from btrfs_ublk.server import FrontEndName
 from btrfs_ublk.supervision.client import (
     DaemonDirectory,
     NoDaemon,
     ask_daemon,
     daemon_command,
 )
-from btrfs_ublk.units import MIB
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("no_devices")]
 
@@ -121,21 +118,6 @@ def test_it_supervises_all_and_ends_with_the_last(devices: list[Device]) -> None
     assert not daemon.is_alive()
     with pytest.raises(NoDaemon):
         ask_daemon("release", {"directory": "none"}, timeout_s=5)
-
-
-@with_fuse
-def test_it_keeps_nothing_of_a_device_that_goes(devices: list[Device]) -> None:
-    """Other devices keep it alive, so what it kept would become more and more."""
-    fds = Path(f"/proc/{daemon_of(*NAMES).pid}/fd")
-
-    def cycle() -> list[str]:
-        remove_device("one")
-        add_device("one", DESCRIPTION, DeviceOptions(front_end="fuse"))
-        kinds = (re.sub("[0-9a-f]{4,}", "", str(x.readlink())) for x in fds.iterdir())
-        return sorted(kinds)
-
-    first = cycle()
-    assert cycle() == cycle() == first
 
 
 @with_fuse
@@ -238,21 +220,6 @@ def test_one_that_stops_or_ends_leaves_all_servers(
         recover_device(device.name)
         assert device.path is not None
         check_content(device.path)
-
-
-@with_fuse
-def test_one_grows_and_the_others_notice_nothing(front_end: FrontEndName) -> None:
-    may_be_killed(front_end)
-    options = DeviceOptions(front_end=front_end)
-    kept = add_device("one", DESCRIPTION, options)
-    add_device("two", DESCRIPTION, options)
-    size = DESCRIPTION.size + 16 * MIB
-    try:
-        update_device("two", Description(size, [PatternSegment(offset=0, length=size)]))
-    except BtrfsUblkError as error:
-        pytest.skip(f"this kernel's devices do not grow: {error}")
-    assert show_device("one").state.server == kept.state.server
-    assert show_device("one").state.supervisor == kept.state.supervisor
 
 
 def test_another_program_in_its_place(devices: list[Device]) -> None:

@@ -25,29 +25,26 @@ from btrfs_ublk.base.gc import collect
 from btrfs_ublk.base.helpers import SERVER, helper_path
 from btrfs_ublk.base.process import ProcessIdentity
 from btrfs_ublk.base.readers import read_direct
-from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
-from btrfs_ublk.kernel import blockdev, mounted
+from btrfs_ublk.errors import LeftoverError
+from btrfs_ublk.kernel import mounted
 from btrfs_ublk.kernel.uevents import wait_until
 from btrfs_ublk.seed import make_seed
 from btrfs_ublk.server import (
     BlockServer,
     Description,
-    FileSegment,
     FrontEndName,
-    MemsetSegment,
     PatternSegment,
     ZeroSegment,
 )
 from btrfs_ublk.server.control import ControlError
-from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB, TIB
+from btrfs_ublk.units import KIB, MIB, TIB
 from btrfs_ublk.volume.temporary import virtual_file_of
 
 ZEROES = Description(MIB, [ZeroSegment(offset=0, length=MIB)])
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_server_of_its_own_ends_cleanly_on_a_signal(
-    front_end: FrontEndName, sparse_path: Path, signum: signal.Signals
+    front_end: FrontEndName, sparse_path: Path
 ) -> None:
     path = sparse_path / "description.json"
     path.write_text(ZEROES.to_json())
@@ -62,7 +59,7 @@ def test_a_server_of_its_own_ends_cleanly_on_a_signal(
         assert (ready["event"], ready["front_end"]) == ("ready", front_end)
         served = Path(ready["device" if front_end == "ublk" else "file"])
         assert read_direct(served, 0, 4096) == bytes(4096)
-        process.send_signal(signum)
+        process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     finally:
         process.kill()
@@ -142,7 +139,7 @@ def test_a_mounted_device_outlives_its_owner(
             owner.kill()
             owner.wait(30)
             with virtual_file_of(seed, target) as file:
-                for offset in range(0, 64 * MIB, 4 * MIB):
+                for offset in range(0, 64 * MIB, 16 * MIB):
                     time.sleep(0.1)
                     expected = pattern.content(offset, 4096)
                     assert read_direct(file, offset, 4096) == expected
@@ -167,24 +164,9 @@ def test_a_server_that_takes_no_more_requests(front_end: FrontEndName) -> None:
             return failed.value.message
 
         freeze(server.pid)
-        while "does not take" not in ask(1000):
+        while "does not take" not in ask(100_000):
             pass
         assert "does not take" in ask(1)
-        ended = ProcessIdentity.of(server.pid)
-    assert not ended.is_alive()
-    assert collected() == []
-
-
-def test_a_server_that_took_half_of_a_request(front_end: FrontEndName) -> None:
-    with BlockServer(ZEROES, front_end=front_end) as server:
-        child, connection = server._child, server._control
-        assert child is not None and connection is not None
-        freeze(server.pid)
-        keys = {"pad": "x" * 10 * MIB}
-        with pytest.raises(ControlError, match="does not take"):
-            connection.request("info", keys, child=child, timeout_s=0.1)
-        with pytest.raises(ControlError, match="only a part"):
-            server.stats()
         ended = ProcessIdentity.of(server.pid)
     assert not ended.is_alive()
     assert collected() == []
@@ -260,53 +242,3 @@ def test_a_mounted_device_is_not_taken_down(serve: Serve, sparse_path: Path) -> 
             assert read_direct(file, 4096, 16) == contents[0].content(4096, 16)
         assert server.stats().reads > 0
     server.stop()
-
-
-def test_a_missing_file_is_named_and_nothing_is_left(
-    serve: Serve, sparse_path: Path
-) -> None:
-    missing = sparse_path / "missing"
-    segment = FileSegment(offset=0, length=MIB, path=str(missing))
-    with pytest.raises(BtrfsUblkError, match="missing.*No such file"):
-        serve(Description(MIB, [segment])).__enter__()
-    missing.write_bytes(b"short")
-    with pytest.raises(UsageError, match="has 5 bytes"):
-        serve(Description(MIB, [segment])).__enter__()
-
-
-def test_many_devices_side_by_side(serve: Serve) -> None:
-    with ExitStack() as servers:
-        devices = [
-            servers.enter_context(
-                serve(
-                    Description(MIB, [MemsetSegment(offset=0, length=MIB, byte=byte)]),
-                    queues=1,
-                    depth=2,
-                    max_io_bytes=64 * KIB,
-                )
-            ).device
-            for byte in range(8)
-        ]
-        for byte, device in enumerate(devices):
-            assert read_direct(device, 0, MIB) == bytes([byte]) * MIB
-
-
-def test_statistics_go_on_to_the_end(serve: Serve) -> None:
-    with serve(ZEROES) as server:
-        before = server.stats().reads
-        for number in range(10):
-            read_direct(server.device, number * BLOCK_BYTES, BLOCK_BYTES)
-        assert server.stats().kinds["zero"].reads >= before + 10
-    assert server.final_stats is not None
-    assert server.final_stats.reads >= before + 10
-    with pytest.raises(BtrfsUblkError, match="does not run"):
-        server.stats()
-
-
-def test_up_again_after_it_went_down(serve: Serve) -> None:
-    server = serve(ZEROES)
-    for _ in range(2):
-        with server:
-            assert blockdev.size_bytes(server.device) == ZEROES.size
-            assert blockdev.is_read_only(server.device)
-            assert blockdev.logical_block_bytes(server.device) == BLOCK_BYTES

@@ -34,7 +34,7 @@ from btrfs_ublk.device import (
     upgrade_device,
 )
 from btrfs_ublk.device.state import RUN_VARIABLE, DeviceDirectory, devices_directory
-from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel import blockdev
 from btrfs_ublk.server import (
     Description,
@@ -102,13 +102,6 @@ def test_it_grows_under_reads(options: DeviceOptions, sparse_path: Path) -> None
     check_content(path, LONGER)
 
 
-def test_the_same_again_is_nothing(options: DeviceOptions) -> None:
-    add_device("one", DESCRIPTION, options)
-    before = show_device("one").state
-    update_device("one", DESCRIPTION)
-    assert show_device("one").state.server == before.server
-
-
 @pytest.mark.data
 @pytest.mark.parametrize("step", ["_next_generation", "_replace_server"])
 def test_one_that_was_interrupted_is_repeated(
@@ -164,16 +157,6 @@ def test_only_growth(options: DeviceOptions, sparse_path: Path) -> None:
     )
 
 
-@pytest.mark.usefixtures("in_process")
-def test_no_recovery_no_growth(options: DeviceOptions, sparse_path: Path) -> None:
-    lost = DeviceOptions(front_end=options.front_end, recovery="none")
-    add_device("one", DESCRIPTION, lost)
-    done = device_command("update", "one", description_file(sparse_path, of(LONGER)))
-    assert done.returncode == CapabilityError.exit_status
-    assert "recovery 'none'" in done.stderr
-    assert show_device("one").is_well
-
-
 def test_a_server_that_fails(options: DeviceOptions, sparse_path: Path) -> None:
     """The device is as it was."""
     server = sparse_path / "server"
@@ -196,15 +179,6 @@ def test_a_server_that_fails(options: DeviceOptions, sparse_path: Path) -> None:
     check_content(path)
     # Another program can.
     upgrade_device("one")
-    update_device("one", of(LONGER))
-    check_content(path, LONGER)
-
-
-def test_without_a_supervisor(options: DeviceOptions) -> None:
-    """Another one is started first."""
-    path = add_device("one", DESCRIPTION, options).path
-    assert path is not None
-    kill_supervisor("one")
     update_device("one", of(LONGER))
     check_content(path, LONGER)
 

@@ -11,13 +11,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.devices import (
     DESCRIPTION,
-    PATTERN,
     SIZE,
     TIMEOUT_S,
     answer,
@@ -27,10 +25,8 @@ from support.devices import (
     kill,
     kill_server,
     kill_supervisor,
-    wait_for,
 )
 from support.needs import Need, may_be_killed
-from support.system_state import SystemState
 from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import UBLK
@@ -243,82 +239,6 @@ def test_a_hanging_server_is_replaced(front_end: FrontEndName) -> None:
         check_content(device.path)
 
 
-def test_a_server_may_hang_if_that_is_wanted(front_end: FrontEndName) -> None:
-    wanted = DeviceOptions(front_end=front_end, hang_timeout_s=0)
-    with supervised_device(DESCRIPTION, wanted, name="one") as device:
-        kill(device.state.server, signal.SIGSTOP)
-        time.sleep(3)
-        kill(device.state.server, signal.SIGCONT)
-        assert show_device("one").state.server == device.state.server
-
-
-#: Each takes seconds where the kernel with ublk is emulated.
-MOMENTS: dict[FrontEndName, int] = {"fuse": 6, "ublk": 2}
-
-
-@pytest.mark.parametrize(
-    "signum",
-    [
-        pytest.param(signal.SIGINT, marks=pytest.mark.thorough),
-        pytest.param(signal.SIGTERM, marks=pytest.mark.thorough),
-        signal.SIGKILL,
-    ],
-)
-def test_an_interrupted_add(
-    front_end: FrontEndName,
-    sparse_path: Path,
-    state_of_system: Callable[[], SystemState],
-    signum: signal.Signals,
-) -> None:
-    description = description_file(sparse_path)
-    before = state_of_system()
-    started_s = time.monotonic()
-    assert (
-        device_command("up", "one", description, "--front-end", front_end).returncode
-        == 0
-    )
-    whole_s = time.monotonic() - started_s
-    remove_device("one")
-    moments = MOMENTS[front_end]
-    for moment in range(moments):
-        add = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "btrfs_ublk.cli.main", "device", "up", "one"),
-                *(description, "--front-end", front_end),
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
-        time.sleep(whole_s * (moment + 1) / (moments + 1))
-        add.send_signal(signum)
-        _, talk = add.communicate(timeout=120)
-        if add.returncode == 0:
-            assert show_device("one").is_well
-            remove_device("one")
-        elif signum == signal.SIGKILL:
-            settle_and_remove()
-        else:
-            assert list_devices() == [], talk
-        assert state_of_system() == before, f"moment {moment}: {talk}"
-
-
-def settle_and_remove() -> None:
-    """After the death of ``add``: a whole device, or nothing that gc does not take."""
-
-    def has_settled() -> bool:
-        return {each.health for each in list_devices()} <= {"dead", "serving"}
-
-    wait_until(has_settled, list_devices)
-    for device in list_devices():
-        if device.is_well:
-            assert device.path is not None
-            check_content(device.path, PATTERN, parts=1)
-            remove_device("one")
-    assert all(found.result == "removed" for found in collect_devices())
-
-
 def test_in_the_foreground(front_end: FrontEndName, sparse_path: Path) -> None:
     """As systemd has it: READY=1, TERM leaves the server serving, and it goes on."""
     address = sparse_path / "notify"
@@ -350,23 +270,3 @@ def test_in_the_foreground(front_end: FrontEndName, sparse_path: Path) -> None:
     argv[-3] = description_file(sparse_path, other)
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "serves another description" in done.stderr
-
-
-def test_foreground_takes_over_supervision(options: DeviceOptions) -> None:
-    device = add_device("one", DESCRIPTION, options)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "btrfs_ublk.cli.main", "device", "serve", "one"]
-    )
-    try:
-        state = wait_for(
-            "one",
-            lambda state: state.supervisor not in (None, device.state.supervisor)
-            and state.status == "serving",
-        )
-        assert state.supervisor is not None and state.supervisor.pid == process.pid
-        assert state.server == device.state.server
-        remove_device("one")
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.wait()

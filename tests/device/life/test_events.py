@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,16 +13,9 @@ import pytest
 from support.devices import DESCRIPTION, kill_server
 
 from btrfs_ublk.device import DeviceOptions, add_device, remove_device
-from btrfs_ublk.device.state import (
-    DeviceDirectory,
-    DeviceSpec,
-    DeviceState,
-    devices_directory,
-)
+from btrfs_ublk.device.state import DeviceDirectory, DeviceSpec, devices_directory
 from btrfs_ublk.ops.events import Event, follow_events
 from btrfs_ublk.units import MIB
-
-TIMEOUT_S = 60
 
 
 def make(name: str, tag: str = "0" * 16) -> DeviceDirectory:
@@ -69,55 +61,6 @@ def test_devices_come_and_go(events: Iterator[Event]) -> None:
     assert told(next(events)) == ("new", "removed", None)
     make("new")
     assert told(next(events)) == ("new", "added", "dead")
-
-
-def test_another_that_has_its_name(events: Iterator[Event]) -> None:
-    remove(DeviceDirectory(devices_directory() / "old"))
-    make("old", tag="1" * 16).write_state(DeviceState(status="failed", reason="no"))
-    assert told(next(events)) == ("old", "removed", None)
-    assert told(next(events)) == ("old", "added", "failed")
-
-
-def test_what_a_supervisor_writes(events: Iterator[Event]) -> None:
-    directory = DeviceDirectory(devices_directory() / "old")
-    state = DeviceState(status="failed", reason="no room", recoveries=2, upgrades=1)
-    directory.write_state(state)
-    recovered, upgraded, health = (next(events) for _ in range(3))
-    assert (recovered.event, recovered.recoveries) == ("recovered", 2)
-    assert (upgraded.event, upgraded.upgrades) == ("upgraded", 1)
-    assert told(health) == ("old", "health", "failed")
-    assert health.reason == "no room"
-
-
-def test_a_change_is_told_at_once(events: Iterator[Event]) -> None:
-    """It does not wait for the next look: all of these together take less than one."""
-    directory = DeviceDirectory(devices_directory() / "old")
-    seen: list[int] = []
-
-    def write() -> None:
-        for count in range(1, 51):
-            directory.write_state(DeviceState(recoveries=count))
-            with there_is_one:
-                assert there_is_one.wait_for(lambda: count in seen, TIMEOUT_S)
-
-    there_is_one = threading.Condition()
-    writer = threading.Thread(target=write)
-    writer.start()
-    for event in events:
-        with there_is_one:
-            seen.append(event.recoveries)
-            there_is_one.notify()
-        if len(seen) == 50:
-            break
-    writer.join(TIMEOUT_S)
-    assert seen == list(range(1, 51))
-
-
-def test_damaged_files_are_told_too(events: Iterator[Event]) -> None:
-    (devices_directory() / "old" / "state.json").write_text("{")
-    event = next(events)
-    assert told(event) == ("old", "health", "damaged")
-    assert "state.json" in str(event.reason)
 
 
 @pytest.mark.fuse

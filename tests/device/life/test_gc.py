@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -13,17 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.devices import attach_again, detach
-from support.processes import killed_at_event
+from support.devices import abandon, attach_again, detach, enter
 from support.system_state import SystemState
 from support.waiting import wait_until
 
 from btrfs_ublk.base.gc import collect
 from btrfs_ublk.base.ledger import boot_id, state_directory
 from btrfs_ublk.base.process import ProcessIdentity, run
-from btrfs_ublk.base.signals import interruptible
-from btrfs_ublk.kernel import loop_device, tempdir
+from btrfs_ublk.kernel import loop_device
 from btrfs_ublk.kernel.mountinfo import read_mountinfo
+from btrfs_ublk.kernel.users import pids_using
 
 pytestmark = pytest.mark.usefixtures("in_process")
 
@@ -124,33 +122,6 @@ def test_a_living_process_keeps_its_things(sparse_path: Path) -> None:
         assert run(["losetup", "-n", device.path], timeout_s=10).stdout
 
 
-def test_a_signal_while_a_directory_is_removed(
-    sparse_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It comes when the directory has gone, and is not taken for an error."""
-
-    def die() -> None:
-        with tempdir(parent=sparse_path) as directory:
-            (directory / "sub").mkdir()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    assert killed_at_event(0, die)
-    assert os.listdir(sparse_path)
-    close = os.close
-
-    def interrupted(fd: int) -> None:
-        close(fd)
-        if sys._getframe(1).f_code.co_filename.endswith("shutil.py"):
-            signal.raise_signal(signal.SIGHUP)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "close", interrupted)
-        with pytest.raises(KeyboardInterrupt), interruptible():
-            collect()
-    assert os.listdir(sparse_path) == []
-    assert results() == [("tempdir", "gone")]
-
-
 def test_two_at_once(leftovers: tuple[Path, Path]) -> None:
     argv = [sys.executable, "-m", "btrfs_ublk.cli.main", "gc", "--json"]
     processes = [
@@ -236,3 +207,40 @@ wait
     assert results(lock_timeout_s=0.2) == [("mount", "left")]
     threading.Timer(0.2, go.touch).start()
     assert results() == [("mount", "removed")]
+
+
+def test_who_has_open_what_no_path_leads_to(sparse_path: Path) -> None:
+    """As the virtual file of a volume: it keeps the mount busy all the same."""
+    whole, part = sparse_path / "whole", sparse_path / "a part"
+    (whole / "sub").mkdir(parents=True)
+    part.mkdir()
+    (whole / "sub" / "file").touch()
+    run(["mount", "--bind", whole / "sub", part], timeout_s=60)
+    try:
+        with (part / "file").open("rb") as file:
+            (whole / "sub" / "file").rename(whole / "moved")
+            with subprocess.Popen(["sleep", "60"], stdin=file) as process:
+                users = pids_using(part)
+                process.kill()
+        assert users[process.pid].endswith(f"no path leads to, in the mount at {part}")
+        assert set(users) == {process.pid, os.getpid()}
+        assert pids_using(part) == {}
+    finally:
+        run(["umount", part], timeout_s=60)
+
+
+@pytest.mark.device  # it looks into the loop devices that there are
+def test_gc_knows_all_kinds(tmp_path: Path) -> None:
+    """Also those of benchmarks, which nobody else imports."""
+    kinds = ["loop", "ublk-device", "zram"]
+    for number, kind in enumerate(kinds):
+        abandon(tmp_path, {**enter(number, "x", kind), "details": {}})
+        code = (
+            "import sys; from pathlib import Path\n"
+            "from btrfs_ublk.base.gc import collect\n"
+            "[ledger] = collect(Path(sys.argv[1])).ledgers\n"
+            "[outcome] = ledger.outcomes; print(outcome.reason)"
+        )
+        argv = [sys.executable, "-c", code, str(tmp_path)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+        assert done.stdout == "None\n", done

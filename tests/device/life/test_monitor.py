@@ -5,12 +5,11 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,12 @@ from support.waiting import wait_until
 from support.web_servers import response, scripted_server
 
 from btrfs_ublk.base.readers import read_direct
-from btrfs_ublk.cli.cache import command as cache
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.ops.monitor.exporter import Address, metrics_server
-from btrfs_ublk.ops.monitor.metrics import BUCKETS_S, buckets_of, metrics_text
+from btrfs_ublk.ops.monitor.metrics import metrics_text
 from btrfs_ublk.ops.monitor.samples import take_samples
 from btrfs_ublk.server import Description, LazySegment
 from btrfs_ublk.server.stats import Latency
+from btrfs_ublk.ops.monitor.top import row_of
+from btrfs_ublk.server.stats import Counts
 
 pytestmark = pytest.mark.usefixtures("in_process")
 
@@ -62,35 +60,6 @@ def value(text: str, name: str, **labels: str) -> float:
     ]
     assert found, (name, labels, text)
     return sum(found)
-
-
-def test_buckets_are_cumulative() -> None:
-    latency = Latency(
-        sum_ns=10, max_ns=2_000_000, buckets=((9_000, 2), (11_000, 3), (2_000_000, 1))
-    )
-    buckets = buckets_of(latency)
-    counts = [count for _, count in buckets]
-    assert counts == sorted(counts) and counts[0] == 2 and counts[1] == 5
-    assert buckets[-1] == ("+Inf", 6.0)
-    assert len(buckets) == len(BUCKETS_S) + 1
-    assert buckets_of(Latency())[-1] == ("+Inf", 0.0)
-
-
-@pytest.mark.parametrize(
-    ("text", "host", "port"),
-    [("127.0.0.1:9469", "127.0.0.1", 9469), ("[::1]:0", "::1", 0)],
-)
-def test_addresses(text: str, host: str, port: int) -> None:
-    assert Address.parse(text) == Address(host, port)
-    assert str(Address.parse(text)) == text
-
-
-@pytest.mark.parametrize(
-    "text", ["", "9469", ":9469", "host:", "host:99999", "a:-1", "/run/x"]
-)
-def test_refuses_addresses(text: str) -> None:
-    with pytest.raises(UsageError, match="no address"):
-        Address.parse(text)
 
 
 def get(connection: http.client.HTTPConnection) -> str:
@@ -129,12 +98,6 @@ def test_answers_scrapers() -> None:
             for _ in range(3):
                 values(get(http.client.HTTPConnection(host, int(port), timeout=30)))
             silent.close()
-
-
-def test_address_in_use() -> None:
-    with metrics_server(Address("127.0.0.1", 0)) as server:
-        with pytest.raises(BtrfsUblkError, match="cannot listen on 127.0.0.1"):
-            metrics_server(Address("127.0.0.1", server.server_port))
 
 
 @pytest.fixture
@@ -284,153 +247,3 @@ def test_alert_rules_are_those_of_the_document() -> None:
     assert len(rows) > 9 and not set(rows) - known
 
 
-@pytest.fixture
-def promtool(tmp_path: Path) -> Callable[..., str]:
-    """Runs promtool in ``tmp_path``, and returns what it says."""
-    if shutil.which("promtool") is None:
-        pytest.skip("promtool is missing: Debian's prometheus has it, of 96 MB")
-
-    def run(*words: object, stdin: str = "") -> str:
-        argv = ["promtool", *map(str, words)]
-        done = subprocess.run(
-            argv, input=stdin, cwd=tmp_path, capture_output=True, text=True, timeout=60
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    return run
-
-
-@pytest.mark.thorough
-def test_prometheus_takes_all_expressions(
-    promtool: Callable[..., str], tmp_path: Path
-) -> None:
-    said = promtool("check", "rules", MONITORING / "alerts.yml")
-    assert f"SUCCESS: {len(alert_rules())} rules found" in said
-    shown = [x for x in expressions() if not x.startswith("label_values(")]
-    rules = [
-        {
-            "record": f"shown:{number}",
-            "expr": x.replace("$__rate_interval", "1m").replace("$instance", ".*"),
-        }
-        for number, x in enumerate(shown)
-    ]
-    groups = {"groups": [{"name": "shown", "rules": rules}]}
-    (tmp_path / "shown.yml").write_text(yaml.safe_dump(groups))
-    assert f"SUCCESS: {len(shown)} rules" in promtool("check", "rules", "shown.yml")
-
-
-#: Samples of a minute each, and the alerts after 40 minutes.
-FIRING: list[tuple[dict[str, str], set[str]]] = [
-    ({'btrfs_ublk_device_up{device="a"}': "0x60"}, {"BtrfsUblkDeviceDown"}),
-    ({'btrfs_ublk_device_up{device="a"}': "1x60"}, set()),
-    (
-        {'btrfs_ublk_errors_total{device="a",kind="file"}': "0+1x60"},
-        {"BtrfsUblkReadsFail", "BtrfsUblkMetadataFail"},
-    ),
-    (
-        {'btrfs_ublk_fetch_failures_total{reason="wrong_digest"}': "0+1x60"},
-        {"BtrfsUblkWrongContent"},
-    ),
-    (
-        {
-            'btrfs_ublk_host_breaker_open{host="one:3128"}': "1x60",
-            'btrfs_ublk_host_breaker_open{host="origin:443"}': "1x60",
-        },
-        {"SiteCacheLeftAlone"},
-    ),
-    # A quarter of the bytes is the origins; then a tenth; then no cache is there.
-    (
-        {
-            'btrfs_ublk_host_bytes_total{host="one:3128"}': "0+30x60",
-            'btrfs_ublk_host_bytes_total{host="origin:443"}': "0+10x60",
-            'btrfs_ublk_host_attempts_total{host="one:3128"}': "0+1x60",
-        },
-        {"SiteCacheBypassed"},
-    ),
-    (
-        {
-            'btrfs_ublk_host_bytes_total{host="one:3128"}': "0+90x60",
-            'btrfs_ublk_host_bytes_total{host="origin:443"}': "0+10x60",
-            'btrfs_ublk_host_attempts_total{host="one:3128"}': "0+1x60",
-        },
-        set(),
-    ),
-    (
-        {
-            'btrfs_ublk_host_bytes_total{host="origin:443"}': "0+10x60",
-            'btrfs_ublk_host_attempts_total{host="origin:443"}': "0+1x60",
-        },
-        set(),
-    ),
-]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("series, firing", FIRING)
-def test_alerts_fire(
-    promtool: Callable[..., str],
-    tmp_path: Path,
-    series: dict[str, str],
-    firing: set[str],
-) -> None:
-    names = [rule["alert"] for rule in alert_rules()]
-    query = 'count by (alertname) (ALERTS{alertstate="firing"})'
-    case = {
-        "interval": "1m",
-        "input_series": [{"series": x, "values": y} for x, y in series.items()],
-        "promql_expr_test": [
-            {
-                "expr": query,
-                "eval_time": "40m",
-                "exp_samples": [
-                    {"labels": f'{{alertname="{name}"}}', "value": 1}
-                    for name in names
-                    if name in firing
-                ],
-            }
-        ],
-    }
-    assert firing <= set(names)
-    test = {"rule_files": [str(MONITORING / "alerts.yml")], "tests": [case]}
-    (tmp_path / "test.yml").write_text(yaml.safe_dump(test))
-    promtool("test", "rules", "test.yml")
-
-
-@pytest.mark.thorough
-@pytest.mark.fuse
-def test_prometheus_takes_all_metrics(
-    promtool: Callable[..., str], lazy_device: tuple[str, Path, VirtualData]
-) -> None:
-    _, path, _ = lazy_device
-    read_direct(path, 4 * UNIT, UNIT)
-    promtool("check", "metrics", stdin=metrics_text())
-
-
-@pytest.mark.fuse
-def test_verifies_the_cache_of_a_device(
-    lazy_device: tuple[str, Path, VirtualData],
-) -> None:
-    """With the digests of the map that its server has open, given and pinned."""
-    _, path, virtual = lazy_device
-    for unit in range(4, 12):
-        read_direct(path, unit * UNIT, UNIT)
-    argv = ["verify", "-d", str(virtual.directory / "cache"), "--json"]
-
-    def report_of_all() -> Any:
-        result = CliRunner().invoke(cache, argv, standalone_mode=False)
-        found = json.loads(result.output)
-        return found if found["right"] >= 8 else None
-
-    report = wait_until(report_of_all, "not all of it is in the cache")
-    assert report["clean"] and not report["unknown"]
-    for data in (virtual.directory / "cache").glob("*.data"):
-        with data.open("r+b") as file:
-            file.write(b"wrong")
-    result = CliRunner().invoke(cache, argv, standalone_mode=False)
-    assert result.return_value == 1
-    assert len(json.loads(result.output)["wrong"]) >= 2
-    for unit in (4, 7, 8):
-        expected = virtual.content(unit * UNIT, UNIT)
-        if isinstance(expected, bytes):
-            assert read_direct(path, unit * UNIT, UNIT) == expected

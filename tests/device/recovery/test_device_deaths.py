@@ -28,7 +28,6 @@ from support.devices import (
     device_command,
     is_lossless,
     kill,
-    kill_if_alive,
     kill_server,
     kill_supervisor,
     reading,
@@ -158,22 +157,6 @@ def test_the_supervisor_ends(grown: Grown) -> None:
     assert_survived(grown)
 
 
-def test_killed_again_while_it_recovers(grown: Grown) -> None:
-    for _ in range(3):
-        before = show_device("one").state
-        kill(before.server, signal.SIGKILL)
-        # The next one, as soon as it exists.
-        state = wait_for("one", lambda state: state.server not in (None, before.server))
-        kill_if_alive(state.server)
-        wait_for(
-            "one",
-            lambda now: now.status == "serving"
-            and now.server not in (before.server, state.server),
-        )
-        grown.readers.wait_for_reads(20)
-    assert grown.readers.wrong == 0
-
-
 def test_upgrade_under_reads(grown: Grown, sparse_path: Path) -> None:
     """One that fails has the program that served before serve on."""
     before = show_device("one").state
@@ -243,7 +226,6 @@ def test_no_upgrade_that_would_lose_the_device(need: Need, sparse_path: Path) ->
 
 
 RECOVERIES = [
-    pytest.param("fuse", "reissue", marks=[pytest.mark.fuse]),
     pytest.param("ublk", "reissue", marks=pytest.mark.ublk),
     pytest.param("ublk", "queue", marks=pytest.mark.ublk),
     pytest.param("ublk", "fail-io", marks=pytest.mark.ublk),
@@ -346,24 +328,3 @@ def test_reads_wait_while_no_server_comes_up(
         readers.wait_for_reads(50)
         assert (readers.wrong, readers.errors) == (0, [])
     assert show_device("one").path == before.path
-
-
-@pytest.mark.timing
-def test_what_a_supervisor_costs(front_end: FrontEndName) -> None:
-    options = DeviceOptions(front_end=front_end)
-    with supervised_device(DESCRIPTION, options, name="one") as device:
-        supervisor = device.state.supervisor
-        assert supervisor is not None
-        before = cpu_ticks(supervisor.pid)
-        time.sleep(3)
-        assert cpu_ticks(supervisor.pid) - before <= 1
-        status = Path(f"/proc/{supervisor.pid}/status").read_text()
-        (rss,) = [x for x in status.splitlines() if x.startswith("VmRSS")]
-        print(rss)
-        assert int(rss.split()[1]) < 64 << 10
-        assert TIMEOUT_S > 0
-
-
-def cpu_ticks(pid: int) -> int:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])

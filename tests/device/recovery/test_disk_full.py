@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import errno
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.devices import fill
-from support.needs import Need
-from support.shells import BLOCK, UNIT, VirtualData
-from support.volumes import NAME, Place
+from support.shells import BLOCK, UNIT, VirtualData, cache_shell
 
-from btrfs_ublk.base.capabilities import FUSE
 from btrfs_ublk.base.readers import read_direct
-from btrfs_ublk.device import show_device
 from btrfs_ublk.kernel.mount import mounted
 from btrfs_ublk.kernel.uevents import wait_until
-from btrfs_ublk.ops.doctor import diagnose
-from btrfs_ublk.ops.monitor.metrics import metrics_dict
 from btrfs_ublk.server import BlockServer, Description, LazySegment
-from btrfs_ublk.volume import kept_volume, show_volume
+from btrfs_ublk.units import KIB
 
 pytestmark = [pytest.mark.data, pytest.mark.fuse]
 
@@ -51,12 +42,6 @@ def other_disk(tmp_path: Path) -> Iterator[Path]:
 
 def problems(server: BlockServer) -> list[str]:
     return server.stats().lazy[0].disk_problems()
-
-
-def refusing() -> dict[str, float]:
-    """As the exporter has it, by disk."""
-    (metric,) = (x for x in metrics_dict() if x["name"] == "btrfs_ublk_disk_refuses")
-    return {x["labels"]["disk"]: x["value"] for x in metric["samples"]}
 
 
 def describe(virtual: VirtualData, cache: Path | None = None) -> Description:
@@ -132,37 +117,21 @@ def test_the_disk_of_the_cache_is_full(
         assert fetcher.read_errors == 0
 
 
-def test_a_volume_says_so(need: Need, small_disk: Path) -> None:
-    need(FUSE)
-    place = Place(small_disk, "fuse")
-    with kept_volume(
-        NAME, place.definition("one", deadline_s=DEADLINE_S), base=place.base
-    ) as volume:
-        assert volume.disk_problems == [] and diagnose().disk_problems == ()
-        assert refusing() == {"map": 0, "cache": 0}
-        os.sync()
-        hog = fill(small_disk)
-        # Nothing is written to the volume meanwhile, whose own file has no room either.
-        fd = os.open(place.target / "dir/one", os.O_RDONLY | os.O_NOATIME)
-        try:
-            with pytest.raises(OSError) as failed:
-                while os.read(fd, 1 << 16):
-                    pass
-        finally:
-            os.close(fd)
-        assert failed.value.errno == errno.EIO
-        wanted = f"disk full: make room in {volume.directory};"
-        found = show_volume(NAME, base=place.base)
-        assert wanted in str(found.disk_problems) and found.failing
-        assert wanted in place.command("status", NAME).stdout
-        assert refusing()["map"] == 1
-        assert [name for name, _ in diagnose().disk_problems][:1] == [NAME]
-        assert show_device(NAME).stats
-        for words in (["device", "status", NAME], ["doctor"]):
-            argv = [sys.executable, "-m", "btrfs_ublk.cli.main", *words]
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
-            assert wanted in done.stdout, done
-        hog.unlink()
-        assert place.matches("one")
-        assert refusing()["map"] == 0
-        assert wanted not in str(show_volume(NAME, base=place.base).disk_problems)
+NO_ROOM = f"error {errno.ENOSPC}"
+
+
+def test_the_cache_itself_on_a_full_disk(
+    sanitized_build: Path, small_disk: Path
+) -> None:
+    """Units are cached or not; what is read is right, and nothing dies of it."""
+    units = 200
+    with cache_shell(sanitized_build, small_disk / "cache") as shell:
+        assert shell.open(0, units * 64 * KIB, 64 * KIB) == "ok"
+        for unit in range(units):
+            assert shell.ask("put 0", unit) in ("ok", NO_ROOM)
+        assert shell.ask("sync") == "ok"
+        letters = shell.ask("check 0")
+        assert set(letters) == {"o", "m"} and letters.count("o") >= 16
+    with cache_shell(sanitized_build, small_disk / "cache") as shell:
+        assert shell.open(0, units * 64 * KIB, 64 * KIB) == "ok"
+        assert set(shell.ask("check 0")) == {"o", "m"}

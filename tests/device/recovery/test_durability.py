@@ -121,28 +121,3 @@ def test_what_has_to_be_durable_is_synced(
         finally:
             os.close(fd)
     assert path.read_bytes()[: 2 * BLOCK_BYTES] == b"1" * 4096 + b"2" * 4096
-
-
-def test_a_read_only_file_is_never_synced(
-    serve: Serve, on_btrfs: Path, traces: Path
-) -> None:
-    """Beside one that is written: a flush is for what can have changed."""
-    paths = [on_btrfs / "read-only", on_btrfs / "writable"]
-    for path in paths:
-        path.write_bytes(bytes(MIB))
-    description = Description(
-        2 * MIB,
-        [
-            FileSegment(offset=0, length=MIB, path=str(paths[0])),
-            FileSegment(offset=MIB, length=MIB, path=str(paths[1]), writable=True),
-        ],
-        read_only=False,
-    )
-    with serve(description) as server:
-        with _watching(server, paths[0], traces) as seen:
-            with server.device.open("r+b", buffering=0) as file:
-                file.seek(MIB)
-                file.write(bytes(BLOCK_BYTES))
-                os.fsync(file.fileno())
-    # Of the segments that a flush visits, one has nothing to do.
-    assert seen.writes == 1 and seen.syncs == 0 and seen.flushes >= 1

@@ -5,23 +5,19 @@ nobody has to type a command; what ends on purpose stays ended.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from support.devices import (
     DESCRIPTION,
     TIMEOUT_S,
     check_content,
-    device_command,
     is_whole,
     kill,
     kill_those,
-    processes,
     reading,
     remove_all,
     wait_for,
@@ -34,7 +30,6 @@ from btrfs_ublk.device import (
     add_device,
     collect_devices,
     recover_device,
-    remove_device,
     show_device,
 )
 from btrfs_ublk.device.state import device_directory
@@ -94,19 +89,6 @@ def test_what_ends_on_purpose_stays_ended(device: Device) -> None:
     assert is_whole(device_directory("one").state())
 
 
-def test_reads_wait_after_a_stop_on_purpose(device: Device) -> None:
-    """The keeper holds on: the next supervisor finds all."""
-    assert device.path is not None
-    with reading(device.path) as readers:
-        supervisor, server = device.state.supervisor, device.state.server
-        kill(supervisor, signal.SIGTERM)
-        assert supervisor and supervisor.wait(timeout_s=TIMEOUT_S)
-        kill(server, signal.SIGKILL)
-        assert recover_device("one")
-        readers.wait_for_reads(20)
-        assert (readers.wrong, readers.errors) == (0, [])
-
-
 def test_removed_and_collected_while_it_is_revived(device: Device) -> None:
     kill_those(("server", "supervisor"))
     assert collect_devices() == []
@@ -123,26 +105,6 @@ def test_removed_and_collected_while_it_is_revived(device: Device) -> None:
 def front_end_of(device: Device) -> FrontEndName:
     assert device.spec is not None
     return device.spec.front_end
-
-
-@pytest.mark.usefixtures("in_process")
-def test_what_it_is_and_costs(device: Device) -> None:
-    keeper = processes(device.state)["keeper"]
-    shown = device_command("status", "one")
-    assert f"keeper                 {keeper.pid}\n" in shown.stdout
-    rollup = Path(f"/proc/{keeper.pid}/smaps_rollup").read_text()
-    (pss,) = [line for line in rollup.splitlines() if line.startswith("Pss:")]
-    assert int(pss.split()[1]) < 1024  # KiB
-    assert os.getsid(keeper.pid) == keeper.pid
-    status = Path(f"/proc/{keeper.pid}/status").read_text()
-    assert "Threads:\t1\n" in status
-    remove_device("one")
-    assert not keeper.is_alive()
-
-
-def test_none_without_recovery(front_end: FrontEndName) -> None:
-    options = DeviceOptions(front_end=front_end, recovery="none")
-    assert add_device("one", DESCRIPTION, options).state.keepers == []
 
 
 def test_a_supervisor_in_the_foreground_is_not_revived(device: Device) -> None:
@@ -168,24 +130,11 @@ def test_a_supervisor_in_the_foreground_is_not_revived(device: Device) -> None:
 
 
 @pytest.mark.fuse
-@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("front_end", ["fuse"], indirect=True)
-class TestFormerRecovery:
-    """swap, which lost data."""
-
-    def test_it_means_auto(self, device: Device, tmp_path: Path) -> None:
-        remove_device("one")
-        description = tmp_path / "description.json"
-        description.write_text(DESCRIPTION.to_json())
-        done = device_command(
-            *("add", "one", description, "--front-end", "fuse", "--recovery", "swap")
-        )
-        assert done.returncode == 0 and "recovery swap was removed" in done.stderr
-        assert device_directory("one").spec().recovery == "auto"
-
-    def test_what_an_earlier_version_wrote(self, device: Device) -> None:
-        file = device_directory("one").path / "device.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"recovery": "swap"}))
-        kill_those(("server", "supervisor"))
-        wait_for("one", is_whole)
-        assert device_directory("one").spec().recovery == "auto"
+def test_the_former_recovery_means_auto(device: Device) -> None:
+    """swap, which lost data, in what an earlier version wrote."""
+    file = device_directory("one").path / "device.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"recovery": "swap"}))
+    kill_those(("server", "supervisor"))
+    wait_for("one", is_whole)
+    assert device_directory("one").spec().recovery == "auto"

@@ -36,7 +36,7 @@ CHILD = CHILDREN / "records.py"
 STATES_MIN = share_of(5_000, least_percent=5)
 THINGS = share_of(40, least_percent=40)
 #: Of all states, each of which takes a tenth of a second of a CPU.
-LOOKED_AT = 1.0 if SOAK_PERCENT >= 100 else 0.15
+LOOKED_AT = 1.0 if SOAK_PERCENT >= 100 else 0.08
 
 
 def make_materials(what: str, directory: Path, tmp_path: Path) -> None:

@@ -8,34 +8,34 @@ from __future__ import annotations
 import errno
 import functools
 import json
-import random
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.devices import Readers, reading
 from support.needs import Need, inapplicable, may_be_killed
 from support.processes import ServerProcess
 
 from btrfs_ublk.base.capabilities import UBLK
 from btrfs_ublk.base.helpers import SERVER, helper_path
 from btrfs_ublk.base.readers import read_direct
-from btrfs_ublk.errors import CapabilityError
 from btrfs_ublk.kernel import mounted
 from btrfs_ublk.kernel.uevents import wait_until
 from btrfs_ublk.seed import make_seed
 from btrfs_ublk.server import Description, PatternSegment, ZeroSegment
-from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB, TIB
+from btrfs_ublk.units import MIB, TIB
 from btrfs_ublk.volume.temporary import virtual_file_of
 
 pytestmark = [pytest.mark.data, pytest.mark.ublk]
 
-PATTERN = Description(TIB, [PatternSegment(offset=0, length=TIB)])
+SEGMENT = PatternSegment(offset=0, length=TIB)
+PATTERN = Description(TIB, [SEGMENT])
 TAG = "0123456789abcdef"
 #: How long a server that has been killed may leave I/O without an answer, at most.
 FAIL_TIMEOUT_S = 25.0
@@ -50,6 +50,7 @@ MAX_STEPS = 40
 @pytest.fixture(autouse=True)
 def ublk(need: Need) -> Iterator[None]:
     need(UBLK)
+    may_be_killed("ublk")
     kernel_has(F_QUIESCE)  # while there is no other device
     wait_until(lambda: records() == [], timeout_s=10, what="no device")
     yield
@@ -106,74 +107,17 @@ def recoverer(
 
 
 def pattern(offset: int, length: int) -> bytes:
-    return PATTERN.segments[0].content(offset, length)
+    return SEGMENT.content(offset, length)
 
 
-class VerifiedReads:
-    """``with VerifiedReads(device) as reads:`` threads that read at random places and
-    check each byte. ``errors`` are theirs, ``wrong`` where the bytes are not right.
-    """
+def verified(device: Path) -> AbstractContextManager[Readers]:
+    """Reads at random places. To be stopped while there is a server: without one, they
+    may wait."""
+    return reading(device, SEGMENT, threads=READERS)
 
-    def __init__(self, device: Path, *, threads: int = READERS) -> None:
-        may_be_killed("ublk")
-        self._device = device
-        self._stop = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._read, args=(seed,)) for seed in range(threads)
-        ]
-        self.done = [0] * threads
-        self.errors: list[OSError | EOFError] = []
-        self.wrong: list[int] = []
 
-    def __enter__(self) -> VerifiedReads:
-        for thread in self._threads:
-            thread.start()
-        self.wait_for_more()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """To be called while there is a server: without one, reads may wait."""
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(60)
-        assert not any(thread.is_alive() for thread in self._threads), "a read hangs"
-
-    def _read(self, seed: int) -> None:
-        source = random.Random(seed)
-        while not self._stop.is_set():
-            length = source.choice([4, 4, 4, 16, 64, 256]) * KIB
-            offset = source.randrange((TIB - length) // BLOCK_BYTES) * BLOCK_BYTES
-            try:
-                data = read_direct(self._device, offset, length)
-            except (OSError, EOFError) as error:  # it may have shrunk to nothing
-                self.errors.append(error)
-                time.sleep(0.01)
-            else:
-                if data != pattern(offset, length):
-                    self.wrong.append(offset)
-                self.done[seed] += 1
-
-    def wait_for_more(self, each: int = 3) -> None:
-        """Until each thread has come on, or failed."""
-        before = list(self.done)
-        failed = len(self.errors)
-        wait_until(
-            lambda: (
-                len(self.errors) > failed
-                or all(
-                    now >= then + each
-                    for now, then in zip(self.done, before, strict=True)
-                )
-            ),
-            timeout_s=60,
-            what="reads",
-        )
-
-    def assert_clean(self) -> None:
-        assert self.wrong == [] and self.errors == []
+def must_be_clean(reads: Readers) -> None:
+    assert (reads.wrong, reads.errors) == (0, [])
 
 
 @contextmanager
@@ -186,20 +130,20 @@ def served(recovery: str = "reissue", *options: str) -> Iterator[ServerProcess]:
 @pytest.mark.gate_ublk
 def test_killed_under_reads_and_taken_over_again_and_again() -> None:
     with served() as first:
-        with VerifiedReads(first.device) as reads:
+        with verified(first.device) as reads:
             first.kill()
             for _ in range(4):
                 with recoverer() as server:
                     assert server.wait_ready()["recovery"] == "reissue"
-                    reads.wait_for_more()
+                    reads.wait_for_reads(3 * READERS)
                     server.kill()
             with recoverer() as last:
                 assert last.wait_ready()["device"] == str(first.device)
                 assert record()["state"] == "live"
-                reads.wait_for_more()
+                reads.wait_for_reads(3 * READERS)
                 assert last.request("info")["info"]["pid"] == last.process.pid
                 reads.stop()
-        reads.assert_clean()
+        must_be_clean(reads)
         with recoverer() as nobody:  # the last server was killed idle
             nobody.wait_ready()
             nobody.stop()
@@ -211,7 +155,7 @@ def test_killed_at_every_step_of_a_takeover(when: str, sanitized_build: Path) ->
     """Each command to the driver in turn; after each kill, the next server succeeds."""
     preload = {"LD_PRELOAD": str(sanitized_build / "csrc/tests/kill-at.so")}
     with served("reissue", "--queues", "2", "--depth", "8") as first:
-        with VerifiedReads(first.device) as reads:
+        with verified(first.device) as reads:
             first.kill()
             for call in range(1, MAX_STEPS):
                 with recoverer(environment={when: str(call), **preload}) as victim:
@@ -223,7 +167,7 @@ def test_killed_at_every_step_of_a_takeover(when: str, sanitized_build: Path) ->
                     assert victim.process.wait(60) == -signal.SIGKILL
                 with recoverer() as server:
                     server.wait_ready()
-                    reads.wait_for_more(1)
+                    reads.wait_for_reads(READERS)
                     if got_ready:
                         reads.stop()
                         server.stop()
@@ -232,84 +176,8 @@ def test_killed_at_every_step_of_a_takeover(when: str, sanitized_build: Path) ->
             else:
                 pytest.fail("a takeover has no end")
             assert call > 6
-        reads.assert_clean()
+        must_be_clean(reads)
     assert records() == []
-
-
-@pytest.mark.parametrize("recovery", ["queue", "fail-io"])
-def test_what_other_modes_do_with_reads(recovery: str) -> None:
-    if recovery == "fail-io" and not kernel_has(F_FAIL_IO):
-        with new_server(recovery) as server:
-            words = server.failure(CapabilityError.exit_status)
-            assert "does not have --recovery fail-io" in words
-        assert records() == []
-        return
-    with served(recovery) as first:
-        assert first.ready["recovery"] == record()["recovery"] == recovery
-        device = first.device
-        assert read_direct(device, 0, 4096) == pattern(0, 4096)
-        first.kill()
-        state = "quiesced" if recovery == "queue" else "fail-io"
-        wait_until(lambda: record()["state"] == state, timeout_s=30, what=state)
-        answers: list[bytes | int | None] = []
-
-        def read() -> None:
-            try:
-                answers.append(read_direct(device, MIB, 4096))
-            except OSError as error:
-                answers.append(error.errno)
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        reader.join(2)
-        if recovery == "queue":
-            assert reader.is_alive() and answers == []
-        else:
-            assert answers and answers[0] in (errno.EIO, errno.EREMOTEIO)
-        with recoverer() as second:
-            second.wait_ready()
-            reader.join(30)
-            if recovery == "queue":
-                assert answers == [pattern(MIB, 4096)]
-            assert read_direct(device, 2 * MIB, 4096) == pattern(2 * MIB, 4096)
-            second.stop()
-
-
-def test_auto_is_reissue() -> None:
-    with served("auto") as server:
-        assert server.ready["recovery"] == record()["recovery"] == "reissue"
-        server.stop()
-
-
-@pytest.mark.parametrize("depth", [1, 64])
-def test_without_recovery_reads_fail_soon_after_a_kill(depth: int) -> None:
-    """With depth 1 every tag is in flight, which old drivers see by a time-out only."""
-    with served("none", "--depth", str(depth), "--queues", "1") as server:
-        with VerifiedReads(server.device) as reads:
-            server.kill()
-            begin_s = time.monotonic()
-            wait_until(
-                lambda: bool(reads.errors), timeout_s=FAIL_TIMEOUT_S, what="an error"
-            )
-        assert time.monotonic() - begin_s < FAIL_TIMEOUT_S
-        assert reads.wrong == []
-        with recoverer() as late:
-            assert "nothing to recover" in late.failure()
-        delete_device()
-
-
-def test_with_all_tags_in_flight_it_is_taken_over_soon() -> None:
-    with served("reissue", "--depth", "1", "--queues", "1") as server:
-        with VerifiedReads(server.device) as reads:
-            server.kill()
-            begin_s = time.monotonic()
-            with recoverer() as second:
-                second.wait_ready()
-                assert time.monotonic() - begin_s < FAIL_TIMEOUT_S
-                reads.wait_for_more()
-                reads.stop()
-                second.stop()
-        reads.assert_clean()
 
 
 def test_what_is_not_meant_is_left_alone() -> None:
@@ -441,7 +309,7 @@ def test_handed_over_under_reads(recovery: str) -> None:
         inapplicable("fail-io is Linux 6.13")
     loses = recovery != "reissue" and not kernel_has(F_QUIESCE)
     with served(recovery) as first:
-        with VerifiedReads(first.device) as reads:
+        with verified(first.device) as reads:
             server = first
             for _ in range(3):
                 assert server.request("handover") == {"reply": "handover"}
@@ -451,19 +319,12 @@ def test_handed_over_under_reads(recovery: str) -> None:
                     server.close()
                 server = recoverer()
                 server.wait_ready()
-                reads.wait_for_more()
+                reads.wait_for_reads(3 * READERS)
                 assert server.process.poll() is None
             reads.stop()
         with server:
             assert read_direct(first.device, 0, 4096) == pattern(0, 4096)
             server.stop()
-        assert reads.wrong == []
+        assert reads.wrong == 0
         if recovery != "fail-io" and not loses:
-            reads.assert_clean()  # with fail-io, reads fail until the next server is up
-
-
-def test_without_a_recovery_mode_nothing_is_handed_over() -> None:
-    with served("none") as server:
-        assert "no recovery mode" in server.request("handover")["error"]
-        assert read_direct(server.device, 0, 4096) == pattern(0, 4096)
-        server.stop()
+            must_be_clean(reads)  # with fail-io, reads fail until the next server is up

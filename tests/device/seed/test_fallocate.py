@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import struct
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -139,17 +138,6 @@ def test_it_mounts_sprouts_and_clones(
         assert [*virtual.runs] == [(0, START, size)]
         assert seed.chunks == 1 and seed.local_bytes <= START
     assert_clones_read(seed, target, sparse_path)
-
-
-@pytest.mark.timing
-def test_250_tebibytes(sparse_path: Path, target: Path) -> None:
-    start = time.monotonic()
-    seed = make_fallocate_seed(sparse_path / "seed.img", virtual_data_size=250 * TIB)
-    assert time.monotonic() - start < 150
-    assert [*seed.virtual_data.runs] == [(0, START, 250 * TIB)]
-    assert seed.metadata_bytes < 200 * MIB
-    assert_clones_read(seed, target, sparse_path)
-    btrfs_check(seed.path)
 
 
 def test_what_was_asked_for_is_there(sparse_path: Path) -> None:

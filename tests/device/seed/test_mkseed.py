@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
-import struct
+import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +14,7 @@ from support.seeds import (
     BLOCK,
     CHUNK,
     EIB,
+    GIB,
     IDENTITY,
     KIB,
     MAX_SIZE,
@@ -26,26 +26,14 @@ from support.seeds import (
 )
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS
-from btrfs_ublk.kernel import clone_file, loop_device
+from btrfs_ublk.kernel import clone_file, clone_range, loop_device
+from btrfs_ublk.kernel.attributes import IMMUTABLE, NO_COW, get_attributes
 from btrfs_ublk.kernel.btrfs import reached_inode
 
 
 @pytest.fixture(scope="module", autouse=True)
 def btrfs_progs(need: Callable[..., None]) -> None:
     need(BTRFS_PROGS)
-
-
-def flags_of(path: Path) -> int:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        answer = fcntl.ioctl(fd, 0x80086601, bytes(8))  # FS_IOC_GETFLAGS
-    finally:
-        os.close(fd)
-    flags: int = struct.unpack("=Q", answer)[0] & 0xFFFFFFFF
-    return flags
-
-
-IMMUTABLE, NOCOW = 0x10, 0x800000
 
 
 @pytest.mark.parametrize(
@@ -68,8 +56,8 @@ def test_a_sprout_of_the_seed_clones_and_reads(sparse_path: Path, size: int) -> 
         assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (0, 0o400)
         assert status.st_mtime == 1700000000
         assert os.listdir(mount.target) == []
-        assert flags_of(virtual) & (IMMUTABLE | NOCOW) == IMMUTABLE | NOCOW
-        assert not flags_of(mount.target) & NOCOW
+        assert get_attributes(virtual) & (IMMUTABLE | NO_COW) == IMMUTABLE | NO_COW
+        assert not get_attributes(mount.target) & NO_COW
 
         length = 64 * KIB
         boundaries = range(CHUNK - length // 2, size - length, CHUNK * 1000)
@@ -89,3 +77,57 @@ def test_a_sprout_of_the_seed_clones_and_reads(sparse_path: Path, size: int) -> 
         loop_device(sparse_path / "local.img", read_only=True) as local,
     ):
         btrfs_check(local.path)  # finds the seed by itself
+
+
+SIZE = f"--virtual-data-size={64 * GIB}"
+
+
+def profiles(target: Path) -> dict[str, str]:
+    done = subprocess.run(
+        ["btrfs", "filesystem", "df", target],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    words = (line.split(":")[0].split(", ") for line in done.stdout.splitlines())
+    return {kind: profile for kind, profile in words}
+
+
+def test_a_sprout_inherits_the_profile(
+    sparse_path: Path, need: Callable[..., None]
+) -> None:
+    need(BTRFS_PROGS)
+    seed = sparse_path / "seed.img"
+    about = mkseed("--virtual-data-size=4E", "--metadata-profile=dup", seed)
+    assert 2 * about["metadata_bytes"] <= about["allocated_bytes"]
+    btrfs_check(seed)
+    with sprout(seed, sparse_path) as (mount, _):
+        (mount.target / "new").write_bytes(b"new")
+        os.sync()
+        found = profiles(mount.target)
+        assert (found["System"], found["Metadata"]) == ("DUP", "DUP")
+
+
+def test_without_inheritance_files_have_checksums(sparse_path: Path) -> None:
+    seed = sparse_path / "seed.img"
+    mkseed(SIZE, seed)
+    with sprout(seed, sparse_path) as (mount, _):
+        clone = mount.target / "clone"
+        clone.touch()
+        assert not get_attributes(clone) & NO_COW
+        with reached_inode(mount.target, 257) as virtual:
+            subprocess.run(["chattr", "+C", clone], check=True, timeout=30)
+            clone_range(virtual, clone, source_offset=0, length_bytes=64 * KIB)
+        assert clone.read_bytes() == bytes(64 * KIB)
+
+
+def test_with_inheritance_all_files_take_clones(sparse_path: Path) -> None:
+    seed = sparse_path / "seed.img"
+    mkseed(SIZE, "--inherit-nodatasum=on", seed)
+    with sprout(seed, sparse_path) as (mount, _):
+        clone = mount.target / "clone"
+        clone.touch()
+        with reached_inode(mount.target, 257) as virtual:
+            clone_range(virtual, clone, source_offset=0, length_bytes=64 * KIB)
+        assert clone.read_bytes() == bytes(64 * KIB)

@@ -17,9 +17,7 @@ from pathlib import Path
 
 import pytest
 from support.needs import Serve
-from support.sanitized_build import SANITIZER_ENVIRONMENT
 
-from btrfs_ublk.base.helpers import HELPERS_VARIABLE
 from btrfs_ublk.base.readers import READERS, read_direct
 from btrfs_ublk.kernel import mounted
 from btrfs_ublk.seed import make_seed
@@ -134,16 +132,9 @@ def read_mapped_device(device: Path, offset: int, length: int) -> bytes:
 
 
 def test_the_server_under_sanitizers(
-    serve: Serve,
-    source: Path,
-    sanitized_build: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    serve: Serve, source: Path, sanitized_servers: None
 ) -> None:
     """Threads, ring, buffers and teardown of the front end itself."""
-    monkeypatch.setenv(HELPERS_VARIABLE, str(sanitized_build / "csrc/tools"))
-    # The server sees no /proc, which leak detection wants.
-    monkeypatch.setenv("ASAN_OPTIONS", "exitcode=99:detect_leaks=0")
-    monkeypatch.setenv("UBSAN_OPTIONS", SANITIZER_ENVIRONMENT["UBSAN_OPTIONS"])
     description = description_of_all_kinds(source)
     with serve(description, queues=2, depth=8, max_io_bytes=64 * KIB) as server:
         for offset, length in ranges(4, 120 * BLOCK_BYTES, 60, 40 * BLOCK_BYTES):

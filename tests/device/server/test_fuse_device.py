@@ -20,30 +20,22 @@ from typing import Any
 import pytest
 from support.needs import Need
 from support.processes import freeze
-from support.sanitized_build import SANITIZER_ENVIRONMENT
-from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP
 from btrfs_ublk.base.gc import collect
-from btrfs_ublk.base.helpers import HELPERS_VARIABLE, SERVER, helper_path
+from btrfs_ublk.base.helpers import SERVER, helper_path
 from btrfs_ublk.base.ledger import process_ledger
 from btrfs_ublk.base.readers import read_direct
-from btrfs_ublk.errors import CapabilityError
-from btrfs_ublk.kernel import blockdev, mounted
+from btrfs_ublk.kernel import mounted
 from btrfs_ublk.kernel.mountinfo import read_mountinfo
 from btrfs_ublk.server import (
     BlockServer,
     Description,
     FileSegment,
     MemsetSegment,
-    PatternSegment,
-    ServerStats,
     ZeroSegment,
-    choose_front_end,
-    front_ends,
 )
-from btrfs_ublk.server.description import MAX_DEVICE_BYTES
-from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB, TIB
+from btrfs_ublk.units import BLOCK_BYTES, MIB
 
 pytestmark = pytest.mark.fuse
 
@@ -86,16 +78,6 @@ def server_alone(
                 assert server.wait(30) == 0, server.stderr.read()
         finally:
             server.kill()
-
-
-def test_the_largest_file() -> None:
-    size = MAX_DEVICE_BYTES
-    pattern = PatternSegment(offset=0, length=size)
-    with serve(Description(size, [pattern])) as server:
-        assert blockdev.size_bytes(server.device) == size
-        for offset in (0, size // 2 // MIB * MIB, size - MIB):
-            expected = pattern.content(offset, MIB)
-            assert read_direct(server.device, offset, MIB) == expected
 
 
 def test_nothing_is_mounted_where_anybody_sees_it() -> None:
@@ -178,44 +160,12 @@ def test_writes_holes_and_what_is_refused(sparse_path: Path) -> None:
     assert source.read_bytes()[: MIB - 4096] == expected[: MIB - 4096]
 
 
-def test_what_is_no_disk_s_request_is_counted_as_refused(sparse_path: Path) -> None:
-    with server_alone(sparse_path, ZEROES) as (server, ready):
-        fd = os.open(ready["file"], os.O_RDONLY)
-        for offset, length in ((0, 100), (100, BLOCK_BYTES)):
-            with pytest.raises(OSError) as caught:
-                os.pread(fd, length, offset)
-            assert caught.value.errno == errno.EINVAL
-        assert os.pread(fd, BLOCK_BYTES, 0) == bytes(BLOCK_BYTES)
-        os.close(fd)
-        server.send_signal(signal.SIGTERM)
-        assert server.stdout is not None
-        stats = ServerStats.parse(json.loads(server.stdout.readline())["stats"])
-        assert (stats.refused, stats.errors, stats.reads) == (2, 2, 1)
-        assert server.wait(60) == 0
-
-
 def test_nobody_else_gets_at_it(sparse_path: Path) -> None:
     with server_alone(sparse_path, ZEROES) as (_, ready):
         done = subprocess.run(
             ["cat", ready["file"]], user=NOBODY, group=NOBODY, extra_groups=[]
         )
         assert done.returncode == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--max-io", "2M"], "at most 1048576 bytes"),
-        (["--id", "3"], "no device number"),
-    ],
-)
-def test_options_that_make_no_sense(
-    sparse_path: Path, options: list[str], message: str
-) -> None:
-    with server_alone(sparse_path, ZEROES, *options) as (server, ready):
-        assert ready == {}
-        assert server.stderr is not None and message in server.stderr.read()
-        assert server.wait(60) == 1
 
 
 def test_a_file_in_use_is_served_until_a_second_signal(sparse_path: Path) -> None:
@@ -239,32 +189,6 @@ def read_bytes(pid: int) -> int:
     found = re.search(r"rchar: (\d+)", Path(f"/proc/{pid}/io").read_text())
     assert found
     return int(found[1])
-
-
-def test_a_second_signal_ends_a_server_under_load(sparse_path: Path) -> None:
-    """Of so many readers, somebody always has another request."""
-    pattern = PatternSegment(offset=0, length=TIB)
-    description = Description(TIB, [pattern])
-    with (
-        server_alone(sparse_path, description, "--queues=1") as (server, ready),
-        ExitStack() as stack,
-    ):
-        readers = []
-        for _ in range(24):
-            # They throw away at once what the server has to make.
-            command = ["dd", f"if={ready['file']}", "of=/dev/null", "bs=1M"]
-            reader = subprocess.Popen(
-                [*command, "iflag=direct"], stderr=subprocess.DEVNULL
-            )
-            stack.callback(reader.wait)
-            stack.callback(reader.kill)
-            readers.append(reader)
-        wait_until(lambda: all(read_bytes(reader.pid) > 4 * MIB for reader in readers))
-        server.send_signal(signal.SIGTERM)
-        with pytest.raises(subprocess.TimeoutExpired):
-            server.wait(0.5)
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(60) == 0
 
 
 def test_a_server_that_lost_its_connection_says_so(sparse_path: Path) -> None:
@@ -311,96 +235,6 @@ def test_a_thread_that_waits_for_a_file_does_not_hold_up_the_others(
                 finally:
                     slow.send_signal(signal.SIGCONT)
                 assert waiting.result(timeout=60) == bytes(4096)
-
-
-def test_auto_is_fuse_where_there_is_no_ublk(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Missing:
-        path = hint = "none"
-
-        def probe(self) -> str | None:
-            return "there is none"
-
-    monkeypatch.setattr(front_ends, "UBLK", Missing())
-    assert choose_front_end("auto").name == "fuse"
-    with serve(ZEROES) as server:
-        assert server.front_end == "fuse"
-    monkeypatch.setattr(front_ends, "FUSE", Missing())
-    with pytest.raises(CapabilityError, match="no ublk .*there is none.*no fuse"):
-        choose_front_end("auto")
-
-
-@pytest.mark.parametrize(
-    ("release", "may_crash"),
-    [
-        ("6.1.0-28-amd64", False),
-        ("6.6.99", False),
-        ("6.7", True),
-        ("6.12.95+deb13-cloud-amd64", True),
-        ("6.14.5", True),
-        ("6.14.6", False),
-        ("6.15.0-rc1", False),
-        ("7.3.4+deb13-cloud-amd64", False),
-        ("what is this", False),
-    ],
-)
-def test_kernels_that_a_killed_ublk_server_may_crash(
-    release: str, may_crash: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert front_ends.kernel_may_crash(release) == may_crash
-
-    class There:
-        path = cure = "any"
-
-        def probe(self) -> None:
-            pass
-
-    for name in ("UBLK", "FUSE", "LOOP"):
-        monkeypatch.setattr(front_ends, name, There())
-    monkeypatch.setattr("platform.release", lambda: release)
-    monkeypatch.setattr(front_ends, "require", lambda *capabilities: None)
-    assert choose_front_end().name == ("fuse" if may_crash else "ublk")
-    assert choose_front_end("ublk").name == "ublk"
-    assert choose_front_end(only_ublk=True).name == "ublk"
-
-
-def test_under_sanitizers(
-    sanitized_build: Path, sparse_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A short run of everything, with reads of all sizes from several threads."""
-    monkeypatch.setenv(HELPERS_VARIABLE, str(sanitized_build / "csrc/tools"))
-    for name, value in SANITIZER_ENVIRONMENT.items():
-        # The leak checker needs /proc, which the server's namespace does not have.
-        monkeypatch.setenv(name, value.replace("detect_leaks=1", "detect_leaks=0"))
-    source = sparse_path / "source"
-    source.write_bytes(random.Random(5).randbytes(MIB))
-    segments = [
-        FileSegment(offset=0, length=MIB, path=str(source), writable=True),
-        MemsetSegment(offset=MIB, length=MIB, byte=7),
-        PatternSegment(offset=2 * MIB, length=TIB),
-    ]
-    size = TIB + 2 * MIB
-    description = Description(size, segments, read_only=False)
-
-    def read(number: int) -> None:
-        chances = random.Random(number)
-        for _ in range(40):
-            length = chances.randrange(1, 300) * BLOCK_BYTES
-            offset = chances.randrange(0, 3 * MIB // BLOCK_BYTES) * BLOCK_BYTES
-            expected = description.content(offset, length)
-            assert read_direct(server.device, offset, length) == expected
-
-    with serve(description, queues=3, depth=4, max_io_bytes=256 * KIB) as server:
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(read, range(4)))
-        with server.device.open("r+b", buffering=0) as file:
-            for number in range(64):
-                file.seek(number * 16 * KIB)
-                file.write(bytes([number]) * 16 * KIB)
-            os.fsync(file.fileno())
-    assert source.read_bytes()[-1] == 63
-    # A report shows in the exit status.
-    with server_alone(sparse_path, ZEROES) as (_, ready):
-        assert read_direct(Path(ready["file"]), 0, 4096) == bytes(4096)
 
 
 def test_gc_finds_what_was_left_before_the_loop_device_was_noted() -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -118,37 +115,3 @@ def settled_stats(server: BlockServer) -> ServerStats:
     """Statistics with the last answers, which a server counts once they are given."""
     wait_until(lambda: all(x.in_flight == 0 for x in server.stats().queues))
     return server.stats()
-
-
-@pytest.fixture
-def reading(serve: Serve, source: Path) -> Iterator[BlockServer]:
-    """A server of which a thread reads all the time."""
-    end = threading.Event()
-    with serve(described(source)) as server:
-
-        def read() -> None:
-            while not end.is_set():
-                read_direct(server.device, 0, BLOCK)
-
-        thread = threading.Thread(target=read)
-        thread.start()
-        try:
-            yield server
-        finally:
-            end.set()
-            thread.join(TIMEOUT_S)
-
-
-def test_statistics_hold_together_while_it_serves(reading: BlockServer) -> None:
-    last = reading.stats().kinds["file"]
-    for _ in range(50):
-        stats = reading.stats()
-        now = stats.kinds["file"]
-        assert now.reads >= last.reads
-        assert now.latency.reads.count >= last.latency.reads.count
-        assert abs(now.reads - now.latency.reads.count) <= 64  # what this moment holds
-        # As it was when it was a dictionary, and nothing else.
-        assert json.loads(json.dumps(stats))["errors"] == stats.errors
-        assert ServerStats.parse(stats) is stats
-        last = now
-    wait_until(lambda: reading.stats().kinds["file"].reads > last.reads)

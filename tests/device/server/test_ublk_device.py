@@ -7,17 +7,25 @@ import json
 import mmap
 import os
 import platform
+import shutil
+import stat
 import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.needs import Need
+from support.needs import Need, inapplicable
 from support.processes import ServerProcess
+from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import UBLK
 from btrfs_ublk.base.helpers import SERVER, helper_path
 from btrfs_ublk.base.ledger import process_ledger
 from btrfs_ublk.base.readers import read_direct
+from btrfs_ublk.errors import CapabilityError
 from btrfs_ublk.kernel import mounted
 from btrfs_ublk.kernel.blockdev import wait_for_node
 from btrfs_ublk.kernel.ublk_devices import list_ublk_devices
@@ -25,7 +33,9 @@ from btrfs_ublk.seed import make_seed
 from btrfs_ublk.server import (
     BlockServer,
     Description,
+    ErrorSegment,
     FileSegment,
+    PatternSegment,
     ZeroSegment,
     device_records,
 )
@@ -64,15 +74,6 @@ def test_more_queues_than_cpus_are_cut_to_them() -> None:
         (line,) = run_server("--list-devices").stdout.splitlines()
         assert json.loads(line)["queues"] == os.cpu_count()
         assert read_direct(server.device, 0, 64 * KIB) == bytes(64 * KIB)
-
-
-def test_threads_that_serve_interrupt_nobody() -> None:
-    with serve(ZEROES, queues=1) as server:
-        threads = [
-            int(task.name) for task in Path(f"/proc/{server.pid}/task").iterdir()
-        ]
-        policies = [os.sched_getscheduler(thread) for thread in threads]
-        assert policies.count(os.SCHED_BATCH) == 1
 
 
 @pytest.mark.gate_ublk
@@ -122,16 +123,6 @@ def test_a_device_is_deleted_by_its_tag_only() -> None:
         assert read_direct(server.device, 0, 4096) == bytes(4096)
 
 
-def test_a_device_id_that_is_taken_is_refused(sparse_path: Path) -> None:
-    path = sparse_path / "description.json"
-    path.write_text(ZEROES.to_json())
-    with serve(ZEROES) as server:
-        done = run_server("--id", str(server.device_id), str(path))
-        assert done.returncode == 1
-        assert "is taken" in done.stderr
-        assert len(list_ublk_devices()) == 1
-
-
 def test_a_device_in_use_does_not_stop(sparse_path: Path) -> None:
     """The server refuses, whatever its owner has looked at before, and serves on."""
     seed = make_seed(
@@ -175,3 +166,156 @@ def test_an_open_device_is_stopped() -> None:
         finally:
             os.close(fd)
     assert not list_ublk_devices()
+
+
+# linux/ublk_cmd.h
+NO_AUTO_PART_SCAN = 1 << 18
+
+
+#: Nothing but what a scan for partitions would look at, and stumble over.
+FAILING = Description(
+    2 * MIB,
+    [ErrorSegment(offset=0, length=MIB), PatternSegment(offset=MIB, length=MIB)],
+)
+
+
+def _offered(name: str) -> bool:
+    features = kernel_features()[0][0].features
+    return any(feature.name == name and feature.offered for feature in features)
+
+
+def test_a_device_starts_without_a_read(need: Need) -> None:
+    need(UBLK)
+    if not _offered("no-auto-part-scan"):
+        inapplicable("this kernel's driver always looks for partitions")
+    with BlockServer(FAILING, front_end="ublk") as server:
+        (line,) = run_server("--list-devices").stdout.splitlines()
+        assert json.loads(line)["flags"] & NO_AUTO_PART_SCAN
+        assert server.stats().kinds["error"].reads == 0
+
+
+def test_a_feature_can_be_insisted_on_and_done_without(
+    need: Need, tmp_path: Path
+) -> None:
+    need(UBLK)
+    path = tmp_path / "description.json"
+    path.write_text(FAILING.to_json())
+    if not _offered("no-auto-part-scan"):
+        done = run_server("--feature", "no-auto-part-scan", str(path))
+        assert done.returncode == CapabilityError.exit_status
+        assert "does not offer it" in done.stderr and "Linux 7.0" in done.stderr
+        assert list_ublk_devices() == []
+        return
+    for option, wanted in (("--feature", True), ("--no-feature", False)):
+        argv = [helper_path(SERVER), option, "no-auto-part-scan", str(path)]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            ready = json.loads(process.stdout.readline())
+            lines = run_server("--list-devices").stdout.splitlines()
+            process.terminate()
+            assert process.wait(60) == 0
+        records = {record["id"]: record for record in map(json.loads, lines)}
+        flags = records[ready["id"]]["flags"]
+        assert bool(flags & NO_AUTO_PART_SCAN) == wanted
+
+
+NOBODY = 65534
+CONTROL = Path("/dev/ublk-control")
+PATTERN = Description(MIB, [PatternSegment(offset=0, length=MIB)])
+
+
+@pytest.fixture
+def open_driver() -> Iterator[None]:
+    """Anybody may add devices, as an administrator would have it."""
+    mode = stat.S_IMODE(CONTROL.stat().st_mode)
+    CONTROL.chmod(0o666)
+    yield
+    CONTROL.chmod(mode)
+
+
+@pytest.fixture
+def program(open_driver: None) -> Iterator[Path]:
+    """The program where that user finds it."""
+    directory = Path("/tmp", f"btrfs-ublk-{os.getpid()}")
+    directory.mkdir(mode=0o755)
+    yield Path(shutil.copy(helper_path(SERVER), directory))
+    shutil.rmtree(directory)
+
+
+@contextmanager
+def udev() -> Iterator[None]:
+    """Gives each new device to its owner, as the rule does."""
+    given: set[Path] = set()
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.wait(0.01):
+            for device in list_ublk_devices():
+                for path in (device.char_path, device.block_path):
+                    if path is not None and path.exists() and path not in given:
+                        number = str(device.device_id)
+                        words = run_server("--device-owner", number).stdout.split()
+                        if len(words) == 2:
+                            os.chown(path, *map(int, words))
+                            given.add(path)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@contextmanager
+def unprivileged(program: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [program, "--unprivileged", "--queues=1", "--tag=abc", *options, "-"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        user=NOBODY,
+        group=NOBODY,
+        extra_groups=[],
+    )
+    with process:
+        try:
+            assert process.stdin is not None
+            process.stdin.write(PATTERN.to_json())
+            process.stdin.close()
+            process.stdin = None
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_device_of_ones_own(program: Path) -> None:
+    """A user who is not root has one: what udev does, the test does."""
+    with udev(), unprivileged(program) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.communicate()
+        ready: dict[str, Any] = json.loads(line)
+        assert ready["unprivileged"] and ready["recovery"] == "none"
+        device = Path(ready["device"])
+        wait_until(lambda: device.exists() and device.stat().st_uid == NOBODY)
+        read = subprocess.run(
+            ["dd", f"if={device}", "bs=4096", "count=2", "iflag=direct"],
+            capture_output=True,
+            user=NOBODY,
+            group=NOBODY,
+            extra_groups=[],
+            timeout=60,
+        )
+        assert read.stdout == PATTERN.content(0, 8192), read.stderr
+        # Root sees it as well.
+        (record,) = device_records()
+        assert (record.state, record.server_pid) == ("live", process.pid)
+        process.terminate()
+        _, words = process.communicate(timeout=60)
+        assert process.returncode == 0, words
+        assert "stays in its mount namespace" in words
+        assert "memory is not locked" in words
+    assert list_ublk_devices() == []

@@ -20,7 +20,6 @@ from btrfs_ublk.base.capabilities import UBLK
 from btrfs_ublk.base.helpers import SERVER, helper_path
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.device import DeviceOptions, add_device, upgrade_device
-from btrfs_ublk.errors import CapabilityError, UsageError
 from btrfs_ublk.kernel import loop_device
 from btrfs_ublk.server import (
     BlockServer,
@@ -33,7 +32,7 @@ from btrfs_ublk.server import (
     ZeroSegment,
 )
 from btrfs_ublk.server.features import kernel_features
-from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB
+from btrfs_ublk.units import BLOCK_BYTES, MIB
 
 pytestmark = [pytest.mark.data, pytest.mark.ublk]
 
@@ -175,34 +174,6 @@ def test_writes(sparse_path: Path, zero_copy: None, alignment: int) -> None:
         assert read_direct(it.device, 0, len(it.content)) == it.content
 
 
-def test_memory_that_no_disk_takes(sparse_path: Path, zero_copy: None) -> None:
-    dice = random.Random(4)
-    with served(sparse_path) as it, opened(it.device) as fd:
-        for _ in range(60):
-            at, length = it.random_range(dice, 20)
-            with memory(length, offset=ALIGNMENT_BYTES) as data:
-                assert os.preadv(fd, [data], at) == length
-                assert data == it.content[at : at + length], (at, length)
-
-
-def test_a_file_that_shrinks_is_an_error(sparse_path: Path, zero_copy: None) -> None:
-    """On the file system of the working directory, as a file on tmpfs is copied."""
-    path = Path("shrinks").absolute()
-    path.write_bytes(b"x" * MIB)
-    try:
-        file = FileSegment(offset=0, length=MIB, path=str(path))
-        with BlockServer(
-            Description(MIB, [file]), front_end="ublk", features=[FEATURE]
-        ) as server:
-            assert read_direct(server.device, 0, MIB) == b"x" * MIB
-            os.truncate(path, 64 * KIB)
-            assert read_direct(server.device, 0, 64 * KIB) == b"x" * 64 * KIB
-            with pytest.raises(OSError):
-                read_direct(server.device, 60 * KIB, 8 * KIB)
-    finally:
-        path.unlink()
-
-
 @pytest.mark.parametrize("kind", ["disk", "pattern"])
 def test_servers_die_and_are_replaced(
     sparse_path: Path, zero_copy: None, kind: str
@@ -230,17 +201,3 @@ def test_servers_die_and_are_replaced(
             assert (readers.wrong, readers.errors) == (0, [])
         finally:
             remove_all()
-
-
-def test_what_makes_no_sense(need: Need) -> None:
-    need(UBLK)
-    zero = Description(MIB, [ZeroSegment(offset=0, length=MIB)])
-    with pytest.raises(UsageError, match="cannot be switched"):
-        BlockServer(zero, front_end="ublk", features=["zoned"]).__enter__()
-    with pytest.raises(UsageError, match="needs the front end ublk, not fuse"):
-        add_device("one", zero, DeviceOptions(front_end="fuse", features=[FEATURE]))
-    if not is_offered():
-        with pytest.raises(CapabilityError, match="does not offer it"):
-            BlockServer(zero, front_end="ublk", features=[FEATURE]).__enter__()
-        with pytest.raises(CapabilityError, match="does not offer it"):
-            add_device("one", zero, DeviceOptions(front_end="ublk", features=[FEATURE]))

@@ -25,7 +25,6 @@ from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB, TIB
 
 BASE = 3 * TIB + 8 * KIB
 HOW = {"direct": ["--depth=64"], "mmap": ["--mmap=3"]}
-Argv = list[str]
 
 
 @pytest.fixture(params=HOW)
@@ -92,30 +91,6 @@ def test_wrong_bytes(helper: str, pattern: Path, how: str) -> None:
     assert first["found"] == f"0x{found:016x}"
 
 
-@pytest.mark.thorough
-def test_the_wrong_place(helper: str, pattern: Path, how: str) -> None:
-    report = verify(
-        helper, *HOW[how], f"--base={BASE + BLOCK_BYTES}", pattern, status=1
-    )
-    assert report["wrong_bytes"] >= report["bytes"] // 8
-    assert len(report["wrong"]) == 8
-
-
-@pytest.mark.thorough
-def test_one_byte_all_over(helper: str, sparse_path: Path, how: str) -> None:
-    path = sparse_path / "memset"
-    path.write_bytes(b"a" * MIB)
-    report = verify(helper, *HOW[how], "--memset=97", path)
-    assert report["reads"] > 50 and report["wrong_bytes"] == 0
-    with path.open("r+b") as file:
-        file.seek(12345)
-        file.write(b"b")
-    report = verify(helper, *HOW[how], "--memset=97", path, status=1)
-    assert report["wrong"][0]["offset"] == 12345 // 8 * 8
-    # Nothing of it is looked at beyond --size.
-    assert verify(helper, *HOW[how], "--memset=97", "--size=12K", path)["reads"] > 50
-
-
 @pytest.mark.parametrize(("name", "error"), [("direct", "short"), ("mmap", "SIGBUS")])
 def test_a_short_file(helper: str, pattern: Path, name: str, error: str) -> None:
     size = 3 * MIB + 3 * BLOCK_BYTES
@@ -127,25 +102,6 @@ def test_a_short_file(helper: str, pattern: Path, name: str, error: str) -> None
     assert report["by_error"] == {error: report["errors"]} and report["errors"] > 0
     for failed in report["failed"]:
         assert failed["offset"] >= size and failed["error"] == error
-
-
-@pytest.mark.parametrize(
-    "words", [[], ["a", "b"], ["--depth=0", "a"], ["--memset=256", "a"], ["--no", "a"]]
-)
-def test_wrong_usage(helper: str, words: Argv) -> None:
-    done = subprocess.run([helper, *words], capture_output=True, text=True, timeout=30)
-    assert done.returncode == 2 and VERIFY_READS in done.stderr and not done.stdout
-
-
-def test_a_file_that_cannot_be_read(helper: str, sparse_path: Path) -> None:
-    missing = sparse_path / "missing"
-    for path, status in ((missing, 1), (sparse_path / "empty", 2)):
-        if status == 2:
-            path.touch()
-        done = subprocess.run(
-            [helper, "--mmap=1", path], capture_output=True, text=True, timeout=30
-        )
-        assert done.returncode == status and str(path) in done.stderr
 
 
 @contextmanager
@@ -169,26 +125,6 @@ def hear(reader: subprocess.Popen[str]) -> dict[str, Any]:
     assert reader.stdout is not None
     event: dict[str, Any] = json.loads(reader.stdout.readline())
     return event
-
-
-@pytest.mark.parametrize("farewell", ["stop\n", ""])
-def test_it_says_when_reads_are_served(
-    helper: str, pattern: Path, how: str, farewell: str
-) -> None:
-    with driven(helper, *HOW[how], f"--base={BASE}", pattern) as reader:
-        for number in (1, 2):
-            before_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-            tell(reader, "mark\n")
-            served = hear(reader)
-            assert (served["event"], served["mark"]) == ("served", number)
-            after_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-            assert before_ns < served["at_ns"] < after_ns
-            assert served["wrong_bytes"] == served["errors"] == served["hung"] == 0
-        tell(reader, farewell)
-        assert reader.stdin is not None
-        reader.stdin.close()
-        assert hear(reader)["event"] == "report"
-        assert reader.wait(60) == 0
 
 
 @pytest.mark.fuse
@@ -236,21 +172,3 @@ class TestDevice:
             assert report["wrong_bytes"] == 0
             assert report["max_ns"] > 1e9 and report["pause_ns"] > 0.5e9
             assert reader.wait(60) == 1
-
-    def test_it_ends_also_when_its_reads_do_not(self, helper: str, how: str) -> None:
-        pattern = PatternSegment(offset=0, length=TIB)
-        with BlockServer(Description(TIB, [pattern]), front_end="fuse") as server:
-            freeze(server.pid)
-            try:
-                argv = [helper, *HOW[how], "--deadline=1", str(server.device)]
-                expected = {"direct": 64, "mmap": 3}[how]
-                with driven(*argv) as reader:
-                    assert {hear(reader)["event"] for _ in range(expected)} == {"hung"}
-                    tell(reader, "stop\n")
-                    report = hear(reader)
-                    assert report["event"] == "report" and report["hung"] == expected
-                    assert report["reads"] == 0 and report["errors"] == 0
-                    os.kill(server.pid, signal.SIGCONT)
-                    assert reader.wait(60) == 1
-            finally:
-                os.kill(server.pid, signal.SIGCONT)

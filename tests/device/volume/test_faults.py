@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 
@@ -21,19 +20,13 @@ from support.volumes import NAME, TIMEOUT_S, Place
 from btrfs_ublk.base.process import run
 from btrfs_ublk.content.cache import Cache
 from btrfs_ublk.device import list_devices, remove_device
-from btrfs_ublk.device.locks import is_locked, registry_locked
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.device.locks import registry_locked
+from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.temporary import loops_below
 from btrfs_ublk.units import MIB
-from btrfs_ublk.volume import (
-    clone_in_volume,
-    down_volume,
-    kept_volume,
-    remove_volume,
-    up_volume,
-)
+from btrfs_ublk.volume import down_volume, remove_volume, up_volume
 from btrfs_ublk.volume.make import remove_halves
-from btrfs_ublk.volume.store import volume_directory, volumes_directory
+from btrfs_ublk.volume.store import volumes_directory
 
 pytestmark = [pytest.mark.data, pytest.mark.usefixtures("in_process")]
 
@@ -201,38 +194,6 @@ def test_what_cannot_be_taken_down_is_kept(
     assert up_volume(NAME, place.definition("one"), base=place.base).is_up
     assert place.matches("one")
     down_volume(NAME, base=place.base)
-
-
-def test_clones_wait_for_whoever_works_on_the_volume(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And nobody takes it down meanwhile."""
-    module = import_module("btrfs_ublk.volume.clone")
-    volume = volume_directory(NAME, place.base)
-
-    def clone(path: str) -> Path:
-        return clone_in_volume(NAME, path, offset=0, size_bytes=5000, base=place.base)
-
-    def clone_locked(*arguments: int, **options: int) -> None:
-        assert is_locked(volume.lock)
-        clone_beneath(*arguments, **options)
-
-    clone_beneath = module.clone_beneath
-    monkeypatch.setattr(module, "clone_beneath", clone_locked)
-    with kept_volume(NAME, place.definition("one"), base=place.base):
-        with ThreadPoolExecutor(1) as pool:
-            with volume.locked(timeout_s=1):
-                waiting = pool.submit(clone, "part")
-                with pytest.raises(TimeoutError):
-                    waiting.result(timeout=0.5)
-            part = waiting.result(timeout=60)
-        assert part.read_bytes() == place.content("one").read_bytes()[:5000]
-        monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.1)
-        with volume.locked(timeout_s=1):
-            with pytest.raises(BtrfsUblkError, match="another command works on"):
-                clone("other")
-    with pytest.raises(UsageError, match="is down"):
-        clone("other")
 
 
 def test_nobody_waits_for_a_removal(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import subprocess
+import tarfile
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -14,10 +15,12 @@ from uuid import UUID
 import pytest
 from support.disks import MAKE, mounted_disk
 from support.needs import Need
+from support.paths import TESTS
+from support.shells import pattern
 from support.volumes import CONTENT_BYTES, NAME, Place
 from support.web_servers import response, scripted_server
 
-from btrfs_ublk.base.capabilities import FUSE, UBLK
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, UBLK
 from btrfs_ublk.base.ledger import boot_id
 from btrfs_ublk.base.process import run
 from btrfs_ublk.device import add_device, remove_device, show_device
@@ -326,45 +329,6 @@ def test_a_copy_leaves_its_original_alone(place: Place) -> None:
     assert place.state() == "down"
 
 
-@fuse_only
-def test_what_cannot_change(place: Place) -> None:
-    definition = place.definition()
-    with kept_volume(NAME, definition, base=place.base):
-        other = place.definition(mount=place.root / "other")
-        with pytest.raises(UsageError, match="is up at .*mnt, not .*other"):
-            up_volume(NAME, other, base=place.base)
-        with pytest.raises(UsageError, match="a deadline of 30 s, not 3 s"):
-            up_volume(NAME, place.definition(deadline_s=3), base=place.base)
-        up_volume(NAME, place.definition(read_ahead_bytes=MIB), base=place.base)
-        assert get_read_ahead(place.target) == MIB
-        missing = (VolumeFile.parse("x=/not/there"),)
-        with pytest.raises(BtrfsUblkError, match="/not/there"):
-            up_volume(NAME, place.definition(files=missing), base=place.base)
-        assert get_read_ahead(place.target) == MIB
-        up_volume(NAME, place.definition(read_ahead_bytes=None), base=place.base)
-        assert get_read_ahead(place.target) == MIB
-    with pytest.raises(UsageError, match="cannot shrink to 128M"):
-        up_volume(NAME, place.definition(writable_bytes=128 * MIB), base=place.base)
-    up_volume(NAME, other, base=place.base)
-    assert show_volume(NAME, base=place.base).mount == place.root / "other"
-
-
-@fuse_only
-def test_its_device_is_served_as_it_is_defined(place: Place) -> None:
-    definition = place.definition(realtime=True, queues=2, depth=5)
-    with kept_volume(NAME, definition, base=place.base):
-        state = show_device(NAME).state
-        assert (state.ready["queues"], state.ready["depth"]) == (2, 5)
-        for changed, words in (
-            (replace(definition, realtime=False), "up with realtime True, not False"),
-            (replace(definition, queues=None), "up with queues 2, not the default"),
-            (replace(definition, depth=6), "up with depth 5, not 6"),
-        ):
-            with pytest.raises(UsageError, match=words):
-                up_volume(NAME, changed, base=place.base)
-        assert place.state() == "up"
-
-
 @pytest.mark.data
 @fuse_only
 def test_after_a_loss_of_power(place: Place) -> None:
@@ -432,3 +396,25 @@ def test_a_device_of_its_name_is_left_alone(place: Place) -> None:
         assert list_volumes(base=place.base) == []
     finally:
         remove_device(NAME)
+
+
+FORMATS = TESTS / "support/formats"
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("commit", ["46cece7", "9e50625"])
+def test_one_of_an_earlier_version(need: Need, sparse_path: Path, commit: str) -> None:
+    """Archives in support/formats/ were written by programs of these commits: all that
+    `volume up` and `down` have left, with a written file, and one of virtual data."""
+    need(ROOT, BTRFS, LOOP, FUSE)
+    with tarfile.open(FORMATS / f"volume-{commit}.tar.xz") as archive:
+        archive.extractall(sparse_path, filter="tar")  # with the modes that it has
+    base, mount = sparse_path / "volumes", sparse_path / "mnt"
+    base.chmod(0o700)
+    definition = replace(volume_directory("old", base).definition(), mount=mount)
+    with kept_volume("old", definition, base=base):
+        assert (mount / "written").read_text() == "written by an earlier version\n"
+        assert (mount / "virtual").read_bytes() == pattern(131072)
+        (mount / "new").write_text("written by this version\n")
+    with kept_volume("old", base=base):
+        assert (mount / "new").read_text() == "written by this version\n"

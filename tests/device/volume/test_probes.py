@@ -33,16 +33,11 @@ PROBES = [
     ["sfdisk", "--dump", "{}"],
     ["parted", "--script", "{}", "print"],
     ["mdadm", "--examine", "{}"],
-    ["pvck", "{}"],
-    ["zdb", "-l", "{}"],
     ["file", "--special-files", "{}"],
-    ["smartctl", "--all", "{}"],
-    ["hdparm", "-I", "{}"],
     ["udevadm", "info", "{}"],
     ["gdisk", "-l", "{}"],
     ["fdisk", "--list", "{}"],
     ["partprobe", "{}"],
-    ["nvme", "id-ctrl", "{}"],
     ["btrfs", "inspect-internal", "dump-super", "--all", "{}"],
 ]
 

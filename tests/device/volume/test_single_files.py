@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.needs import Need
 from support.volumes import NAME, Place
+from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
-from btrfs_ublk.units import GIB
-from btrfs_ublk.volume import down_volume, up_volume
+from btrfs_ublk.testing.range_server_fixtures import range_server
+from btrfs_ublk.units import GIB, KIB, MIB
+from btrfs_ublk.volume import (
+    KeptFile,
+    VolumeFile,
+    down_volume,
+    show_volume,
+    up_volume,
+)
 from btrfs_ublk.volume.store import volume_directory
 
 pytestmark = pytest.mark.usefixtures("in_process")
@@ -78,13 +87,10 @@ def test_what_a_volume_cannot_take(place: Place) -> None:
     large = place.root / "large"
     with large.open("wb") as file:
         file.truncate(2 * GIB)
-    (place.root / "etc/volumes").mkdir(parents=True)
     for words, said in (
         (["add-file", NAME, f"dir/a={place.content('b')}"], "has had a file 'dir/a'"),
         (["add-file", NAME, f"written={place.content('b')}"], "is a file 'written'"),
         (["add-file", NAME, f"dir/a/b={place.content('b')}"], "'dir/a', a file"),
-        (["add-file", NAME, "x"], "FILE=URL: "),
-        (["add-file", NAME, "x=/no/such"], "/no/such"),
         (["add-file", NAME, f"x={large}"], "room"),
         (["remove-file", NAME, "written", "--yes"], "no file 'written' in its defin"),
         (["remove-file", NAME, "../x", "--yes"], "'../x' is no path of a file"),
@@ -97,11 +103,61 @@ def test_what_a_volume_cannot_take(place: Place) -> None:
     (place.target / "dir/a").mkdir()
     refused = place.command("remove-file", NAME, "dir/a", "--yes")
     assert refused.returncode == 2 and "is a directory now" in refused.stderr
-    definition = place.root / "etc/volumes" / f"{NAME}.toml"
-    definition.write_text(f'mount = "{place.target}"\n')
-    refused = place.command("remove-file", NAME, "dir/a", "--yes")
-    assert refused.returncode == 2 and f"is defined in {definition}" in refused.stderr
-    definition.unlink()
+
+
+SIZE_BYTES = MIB + 77
+COUNT = 23
+
+
+@pytest.fixture
+def bare_place(need: Need, sparse_path: Path) -> Iterator[Place]:
+    need(ROOT, BTRFS, LOOP, FUSE)
+    found = Place(sparse_path, "fuse")
+    yield found
+    found.take_all_down()
+
+
+def test_how_much_of_each_file_is_here(bare_place: Place) -> None:
+    place = bare_place
+    web = place.root / "web"
+    web.mkdir()
+    for number in range(COUNT):
+        (web / str(number)).write_bytes(os.urandom(SIZE_BYTES))
+    with range_server(web, log=place.root / "log", timeout_s=60) as server:
+        files = [VolumeFile.parse(f"{x}={server.url(str(x))}") for x in range(COUNT)]
+        files += [
+            VolumeFile.from_keys({"path": "empty", "size": 0}),
+            VolumeFile.parse('computed={"kind": "pattern", "size": 4096}'),
+        ]
+        definition = place.definition(files=tuple(files))
+        up_volume(NAME, definition, base=place.base)
+        (place.target / "0").read_bytes()
+        with open(place.target / "1", "rb") as file:
+            file.read(4 * KIB)
+
+        def files_there() -> dict[str, KeptFile]:
+            return {x.path: x for x in show_volume(NAME, base=place.base).files}
+
+        # What was read comes into the cache after the answer.
+        wait_until(lambda: files_there()["0"].cached_bytes == SIZE_BYTES)
+        wait_until(lambda: files_there()["1"].cached_bytes)
+        found = files_there()
+        assert found["0"].size_bytes == SIZE_BYTES
+        part = found["1"].cached_bytes
+        assert part is not None and 4 * KIB <= part < SIZE_BYTES
+        assert found["2"].cached_bytes == 0
+        assert found["empty"].cached_bytes is found["computed"].cached_bytes is None
+        for answer in (place.answer("status", NAME), place.answer("list")[0]):
+            assert len(answer["files"]) == COUNT + 2
+        assert place.answer("status", NAME)["files"][0]["cached_bytes"] == SIZE_BYTES
+        lines = place.command("status", NAME).stdout.splitlines()
+        assert sum(line.startswith("file ") for line in lines) == 20
+        assert "0: 1 MiB of 1 MiB are here, from http://" in "".join(lines)
+        assert lines[-1].split() == ["and", "5", "more:", "--json", "has", "all"]
+        down_volume(NAME, base=place.base)
+        # It is known again before anything is read.
+        up_volume(NAME, definition, base=place.base)
+        again = show_volume(NAME, base=place.base).files[0]
+        assert again.cached_bytes == SIZE_BYTES
     down_volume(NAME, base=place.base)
-    refused = place.command("add-file", NAME, f"x={place.content('b')}")
-    assert refused.returncode == 2 and "is down" in refused.stderr
+    assert show_volume(NAME, base=place.base).files[0].cached_bytes is None

@@ -206,13 +206,6 @@ def test_both_sides_of_every_chunk_boundary(
                 assert file.read(length) == pattern.content(place, length), place
 
 
-def test_a_clone_may_have_any_size(made: Volume) -> None:
-    for size in (0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 100_001):
-        clone = made.clone(f"size-{size}", offset=MIB, size_bytes=size)
-        assert clone.stat().st_size == size
-        assert clone.read_bytes() == content(made, MIB, size)
-
-
 def test_unmapped_data_cannot_be_read_but_overwritten(made: Volume) -> None:
     clone = made.clone("unmapped", offset=8 * MIB, size_bytes=MIB)
     with pytest.raises(OSError) as caught:

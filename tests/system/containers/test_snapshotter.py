@@ -33,10 +33,10 @@ from btrfs_ublk.containers.snapshots import MODE, Snapshots
 from btrfs_ublk.containers.store import Kind, SnapshotStore
 from btrfs_ublk.device.state import RUN_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.kernel.btrfs import create_subvolume, delete_subvolumes
+from btrfs_ublk.kernel.btrfs import create_subvolume
 
 MIB = 1 << 20
-KILLS = 8
+KILLS = 5
 native = pytest.mark.device
 
 
@@ -335,14 +335,6 @@ def test_the_socket_of_another_root_is_not_taken(
     assert client.names() == {"one": "active"}
 
 
-@native
-def test_the_directory_of_the_socket_is_made(root: Path) -> None:
-    directory = root.with_name("run") / "btrfs-ublk"
-    with serving(root, directory / "sock"), connected(directory / "sock") as client:
-        client.prepare("one")
-    assert directory.stat().st_mode & 0o777 == 0o700
-
-
 @pytest.mark.parametrize(
     "version",
     [
@@ -495,12 +487,6 @@ def test_a_root_on_no_btrfs(tmp_path: Path) -> None:
     assert not (tmp_path / "root").exists()
 
 
-def test_a_socket_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="too long for a socket"):
-        with serving(tmp_path, tmp_path / ("x" * 120)):
-            pass
-
-
 def test_a_newer_store_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "snapshots.db"
     SnapshotStore(path).close()
@@ -565,28 +551,6 @@ def test_a_full_disk_is_said_and_removal_makes_room(test_root: Path) -> None:
             client.call("Cleanup")
             client.commit("other", "waiting")
             (client.prepare("again", "other") / "file").write_bytes(bytes(MIB))
-
-
-@native
-def test_what_another_request_has_deleted_is_no_warning(
-    client: Client,
-    root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Cleanup lists directories, and meanwhile a removal deletes one of them."""
-
-    def delete_twice(path: Path) -> None:
-        delete_subvolumes(path)
-        delete_subvolumes(path)
-
-    monkeypatch.setattr(
-        "btrfs_ublk.containers.snapshots.delete_subvolumes", delete_twice
-    )
-    client.prepare("active")
-    client.remove("active")
-    assert os.listdir(root / "snapshots") == []
-    assert caplog.messages == []
 
 
 def test_calls_at_once_share_a_sync(
@@ -686,51 +650,33 @@ FIELDS = {"name": "n/1", "parent": "", "kind": "active"}
 LABELS = {"a": "1", "containerd.io/gc.root": "yes, it is", "empty": ""}
 
 
-@pytest.mark.parametrize(
-    ("text", "matches"),
-    [
+def test_filters() -> None:
+    for text, matches in (
         ("kind==active", True),
         ("kind!=active", False),
-        ("kind==view", False),
         ('parent==""', True),
-        ('parent!=""', False),
-        ('name=="n/1"', True),
         ("name==n/1,kind==active", True),
         ("name==n/1,kind==view", False),
         ("labels.a", True),
         ("labels.b", False),
         ("labels.b!=1", True),
-        ("labels.empty", True),
         ('labels."containerd.io/gc.root"=="yes, it is"', True),
-        ('labels."containerd.io/gc.root"~=^yes', True),
         ('labels."containerd.io/gc.root"~=|s, .*is$|', True),
         ("labels.a~=/[02]/", False),
         (r'name=="n\u002f1"', True),
         ("other==x", False),
-        ("other", False),
-    ],
-)
-def test_filters(text: str, matches: bool) -> None:
-    assert parse_filters([text])(lookup_of(FIELDS, LABELS)) is matches
-    assert parse_filters([text, "kind==active"])(lookup_of(FIELDS, LABELS))
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
+    ):
+        assert parse_filters([text])(lookup_of(FIELDS, LABELS)) is matches, text
+        assert parse_filters([text, "kind==active"])(lookup_of(FIELDS, LABELS))
+    for text, words in (
         ("", "expected the name of a field at character 1"),
-        ("kind==", "expected a value at character 7"),
         ("kind=active", "expected a comma, or the end at character 5"),
-        ("kind==active,", "expected the name of a field at character 14"),
         ('labels."a', "expected the name of a field at character 8"),
-        (r'name=="\x"', "expected a text that can be unquoted"),
         ('name~="("', "is no regular expression"),
-    ],
-)
-def test_wrong_filters(text: str, words: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse_filters([text])
-    assert words in str(caught.value)
+    ):
+        with pytest.raises(UsageError) as caught:
+            parse_filters([text])
+        assert words in str(caught.value)
 
 
 @native

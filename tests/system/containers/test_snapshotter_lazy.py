@@ -53,7 +53,7 @@ place = snapshotter.place  # a fixture
 root = snapshotter.root  # a fixture
 
 pytestmark = pytest.mark.device
-KILLS = 6
+KILLS = 4
 
 
 @contextmanager
@@ -368,12 +368,13 @@ def test_what_cannot_be_opened_is_unpacked_or_refused(place: Place, root: Path) 
             assert f"({reason})" in refusal(client, asked)
             assert client.names() == {}
             assert state(root).fallbacks == {reason: 1}
+        if number:
+            continue
         with served(place, root) as client:
-            key = f"unpacked-{number}"
-            assert ask_for(client, key, "", asked) is None
-            assert client.names() == {key: "active"}
+            assert ask_for(client, "unpacked", "", asked) is None
+            assert client.names() == {"unpacked": "active"}
             assert state(root).fallbacks == {reason: 1}
-            client.remove(key)
+            client.remove("unpacked")
             assert state(root).images == []
     place.allow("*", keys=signed)
     target = parse_reference(image.name)

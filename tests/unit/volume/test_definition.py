@@ -164,3 +164,27 @@ def test_an_empty_file_has_a_size_and_nothing_else() -> None:
     assert parse(made.to_toml()) == made
     assert parse("[[file]]\npath = 'x'\nsource = { size = 0 }") == made
     assert VolumeFile.parse('x={"size": 0}') == made.files[0]
+
+
+def test_how_an_image_is_written() -> None:
+    image = {"kind": "oci", "registry": "r:5000", "repository": "a/b"}
+    digest = f"sha256:{'ab' * 32}"
+    for name, more in (
+        (":v1", {"tag": "v1"}),
+        (f"@{digest}", {"digest": digest}),
+        (f":v1@{digest}", {"tag": "v1", "digest": digest}),
+    ):
+        url = f"oci://r:5000/a/b{name}"
+        assert source_of(url) == image | more
+        assert VolumeFile("x", image | more).to_keys() == {"path": "x", "url": url}
+    with pytest.raises(UsageError, match="no source"):
+        source_of("oci://r:5000/a/b")
+    tag, pinned, other = (
+        VolumeFile.parse(f"x=oci://r/a:v1{more}")
+        for more in ("", f"@{digest}", f"@sha256:{'cd' * 32}")
+    )
+    assert tag.has_tag and not pinned.has_tag
+    assert tag.is_same_as(pinned) and pinned.is_same_as(tag)
+    assert not pinned.is_same_as(other)
+    assert pinned.is_same_as(VolumeFile.parse(f"x=oci://r/a@{digest}"))
+    assert not tag.is_same_as(VolumeFile.parse(f"x=oci://r/a@{digest}"))
