@@ -50,13 +50,15 @@ class Mirror(TypedDict, total=False):
 class Source(Mirror, total=False):
     """An object: one Mirror's keys, or a list of "mirrors", and what is known of it:
     its "size" and the "unit" of its digests in bytes, its "digests" (hexadecimal
-    SHA-256, or the path of a file of them), and their "root"."""
+    SHA-256, or the path of a file of them), and their "root"; the "identity" of the
+    object that the first mirror has to have ("etag …")."""
 
     mirrors: list[Mirror]
     size: int
     unit: int
     digests: list[str] | dict[Literal["path"], str]
     root: str
+    identity: str
     codec: Literal["gzip", "zstd"]
     index: dict[Literal["path"], str]
     selection: dict[Literal["path"], str]

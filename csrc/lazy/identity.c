@@ -65,6 +65,18 @@ static bool is_valid(const struct parts *parts)
 	return true;
 }
 
+bool identity_is_valid(const char *text)
+{
+	struct parts parts;
+	size_t length = 0;
+
+	for (; text[length]; length++) {
+		if ((unsigned char)text[length] < ' ' || text[length] == 127)
+			return false;
+	}
+	return length < IDENTITY_BYTES && split(text, &parts);
+}
+
 bool identity_is_same(const char *one, const char *other)
 {
 	struct parts a, b;

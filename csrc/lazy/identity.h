@@ -11,6 +11,9 @@
 
 enum { IDENTITY_BYTES = 320 /* with its NUL */ };
 
+/* Whether a text is such a line, of an object behind HTTP. */
+bool identity_is_valid(const char *text);
+
 /*
  * Whether both are of one unchanged object. ETags are compared if both have one, else dates. Weak
  * ETags promise less, and one that is weak in one of both only is another kind of promise, so

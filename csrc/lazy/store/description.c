@@ -12,6 +12,7 @@
 
 #include "base/cleanup.h"
 #include "base/json_text.h"
+#include "lazy/identity.h"
 #include "lazy/keys.h"
 #include "lazy/layout.h"
 #include "lazy/store/internal.h"
@@ -172,6 +173,29 @@ static int finish(struct new_source *made, struct error *error)
 	return name_of(made->text, made->name);
 }
 
+/*
+ * "identity" is what somebody has read of the object that the first mirror has, as in a listing.
+ * It is pinned, and no part of what the source is.
+ */
+static int take_identity(struct new_source *made, struct error *error)
+{
+	json_t *given = json_object_get(made->text, "identity");
+	const char *text = json_string_value(given);
+
+	if (!given)
+		return 0;
+	if (!text || !identity_is_valid(text))
+		return error_set(error, -EINVAL,
+				 "\"identity\" is not \"etag ETAG\", \"modified DATE\" or "
+				 "\"etag ETAG modified DATE\"");
+	if (!json_object_get(made->text, "size"))
+		return error_set(error, -EINVAL, "an \"identity\" needs a \"size\"");
+	made->identity = strdup(text);
+	if (!made->identity || json_object_del(made->text, "identity"))
+		return error_set(error, -ENOMEM, "no memory for a source");
+	return 0;
+}
+
 static int init(struct store *store, struct new_source *made, struct error *error)
 {
 	int err = new_source_take_index(made, error);
@@ -243,7 +267,7 @@ int new_source_init(struct store *store, const json_t *description, struct new_s
 	made->text = json_copy((json_t *)description);
 	if (!made->text)
 		return error_set(error, -ENOMEM, "no memory for a source");
-	return init(store, made, error);
+	return take_identity(made, error) ?: init(store, made, error);
 }
 
 void new_source_deinit(struct new_source *made)
@@ -357,6 +381,33 @@ static int store_new(struct store *store, struct new_source *made, uint64_t id, 
 	return 0;
 }
 
+/* Whether the map knows another object at that place. */
+static int check_identity(struct store *store, const struct new_source *made, struct error *error)
+{
+	const char *text = NULL;
+	int found;
+
+	if (!made->identity || !made->id)
+		return 0;
+	sqlite3_bind_int64(store->same_identity, 1, (sqlite3_int64)made->id);
+	sqlite3_bind_int64(store->same_identity, 2, 0);
+	found = sql_step(store->same_identity);
+	if (found < 0)
+		sql_error_set(store->writer, "read", error);
+	if (found == 1)
+		text = (const char *)sqlite3_column_text(store->same_identity, 0);
+	if (text && !identity_is_same(store_identity_of(text), made->identity)) {
+		error_set_hint(error, "what was added stays as it was: put the new one at another "
+				      "address");
+		found = error_set(error, -ESTALE,
+				  "the object has changed since it was added: it is '%s', and was "
+				  "'%s'",
+				  made->identity, text);
+	}
+	sqlite3_reset(store->same_identity);
+	return found < 0 ? found : 0;
+}
+
 static int find_by_name(struct store *store, struct new_source *made, struct error *error)
 {
 	sqlite3_int64 found;
@@ -374,10 +425,10 @@ static int find_by_name(struct store *store, struct new_source *made, struct err
 		return error_set(error, -EUCLEAN,
 				 "the map has source %lld, which this server has not added", found);
 	made->id = (uint64_t)found;
-	return 0;
+	return check_identity(store, made, error);
 }
 
-int new_sources_find(struct store *store, struct new_source *sources, size_t count,
+int new_sources_find(struct store *store, struct new_source *sources, size_t first, size_t end,
 		     struct error *error)
 {
 	int err;
@@ -385,8 +436,11 @@ int new_sources_find(struct store *store, struct new_source *sources, size_t cou
 	store_lock_after_pins(store);
 	/* NB: else it would find what did not come into the map. */
 	err = store_end_last(store);
-	for (size_t i = 0; i < count && !err; i++)
+	for (size_t i = first; i < end && !err; i++) {
 		err = find_by_name(store, &sources[i], error);
+		error->of = err ? "source" : NULL;
+		error->number = i;
+	}
 	pthread_mutex_unlock(&store->write_lock);
 	return err;
 }
