@@ -145,8 +145,9 @@ class FetcherStats:
     process that asks servers: "running", how many have "started", "died", or
     "failed" to start, and what it "lacks" of its confinement. ``coded_bytes_fetched``
     are those of compressed sources, as they came. ``whole_answers`` counts requests for
-    a range that were answered with all of the object. ``failed_source`` is
-    the number of that of the last read that failed, in the map, or 0."""
+    a range that were answered with all of the object, and ``whole_units`` what came
+    with them that nobody waited for. ``failed_source`` is the number of that of the
+    last read that failed, in the map, or 0."""
 
     reads: int
     read_errors: int
@@ -174,6 +175,7 @@ class FetcherStats:
     unstored_bytes: int = 0
     coded_bytes_fetched: int = 0
     whole_answers: int = 0
+    whole_units: int = 0
     failed_source: int = 0
 
 

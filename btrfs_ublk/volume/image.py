@@ -380,8 +380,10 @@ def _read_first(client: content.MapClient, image: dict[str, Any]) -> None:
     start = 0 if image["source"] else int(image["sources"][0]["offset"])
     with step("read the first data"):
         failed = client.drain(start=start, end=start + BLOCK_BYTES).failed_units
-        # A cache sends all of an object at first, and a server without ranges always.
-        if not failed and not client.stats()["fetcher"]["whole_answers"]:
+        found = client.stats()["fetcher"]
+        # A cache sends all of an object at first, and a server without ranges always:
+        # of a small one, that is kept.
+        if not failed and (not found["whole_answers"] or found["whole_units"]):
             return
         # A slow answer is none that a volume cannot live with.
         problem = next(client.verify(ask_mirrors=True), None)

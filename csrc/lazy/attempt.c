@@ -286,6 +286,8 @@ void attempt_over(struct run *run)
 	if (!run->result)
 		relaxed_add(&core->counts.coded_bytes_fetched, run->coded_bytes);
 	relaxed_add(&core->counts.whole_answers, run->whole);
+	if (run->whole || !run->result)
+		run->mirror->gives_all = run->whole;
 	if (run->unsized)
 		run->mirror->alone = run->uncharged = true;
 	if (end_at_host(run))

@@ -150,6 +150,7 @@ struct fetch_counts {
 	uint64_t units_stored, store_failures, store_drops;
 	uint64_t attempts, retries, wrong_digests;
 	uint64_t whole_answers;		    /* to requests for a range */
+	uint64_t whole_units;		    /* that came with them, and nobody waited for */
 	uint64_t failures[FETCH_WRONG + 1]; /* by enum fetch_failure */
 	uint64_t local_failures; /* failures that are no mirror's: of the map's file, or memory */
 	/* The current state. */

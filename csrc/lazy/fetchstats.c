@@ -146,6 +146,7 @@ json_t *fetchstats_json(struct core *core)
 		{ "attempts", &counts->attempts },
 		{ "retries", &counts->retries },
 		{ "whole_answers", &counts->whole_answers },
+		{ "whole_units", &counts->whole_units },
 		{ "units_fetched", &counts->units_fetched },
 		{ "bytes_fetched", &counts->bytes_fetched },
 		{ "coded_bytes_fetched", &counts->coded_bytes_fetched },

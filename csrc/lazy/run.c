@@ -8,38 +8,15 @@
 #include <string.h>
 
 #include "base/relaxed.h"
+#include "lazy/cache.h"
 #include "lazy/core.h"
 #include "lazy/identity.h"
 #include "lazy/layout.h"
 #include "lazy/selection.h"
 
 enum {
-	/*
-	 * An attempt leaves time for another one: it gets half of the time where there is another
-	 * mirror, else three quarters, since the only one may just be slow. It gets at least this,
-	 * or all the time that is left.
-	 */
-	ATTEMPT_MIN_MS = 500,
-	/* The deadline of an attempt whose readers have none. */
-	ATTEMPT_MAX_S = 60,
 	/* What a kind is told for several units: each of them has a deadline here. */
 	RUN_MAX_S = 900,
-	/*
-	 * An attempt that began for nobody, or for a reader with more time, is given up when
-	 * nothing arrives for half of the new reader's time, or for this long.
-	 */
-	SILENT_MAX_S = 5,
-	SILENT_MIN_MS = 500,
-	/*
-	 * The same for an attempt at a cache, and for the first one of a unit at one of several
-	 * mirrors: so many times as long as 95 of 100 took, within bounds; the first value while
-	 * few are known.
-	 */
-	CACHE_SILENT_MS = 2500,
-	CACHE_SILENT_MIN_MS = 2500, /* longer than the time-outs of a site cache */
-	CACHE_SILENT_MAX_MS = 5000,
-	CACHE_SLOWER = 4,
-	CACHE_KNOWN_AFTER = 16,
 	/* For a cache that is only slow. */
 	CACHE_SLOW_MAX_MS = 6000,
 	/* How long a run may wait for memory. Longer, and its server would give it up. */
@@ -79,6 +56,9 @@ void run_trim(struct run *run)
 {
 	unsigned count = run->count;
 
+	/* What comes anyway is kept, if nobody waits for it now. */
+	if (run->widened)
+		return;
 	while (count > run->next + 1 && list_is_empty(&run->units[count - 1]->subscriptions))
 		count--;
 	if (!run->is_over)
@@ -117,6 +97,9 @@ static bool is_far_ahead(const struct run *run, unsigned index, uint64_t now_ns)
 /* Has units leave whose readers it keeps waiting. */
 static void split(struct run *run, uint64_t now_ns)
 {
+	/* NB: a request of its own would have all of the object sent again. */
+	if (run->widened)
+		return;
 	for (unsigned i = run->next + 1; run->demanded && i < run->count; i++) {
 		if (unit_reader(run->units[i]) && is_far_ahead(run, i, now_ns))
 			leave_from(run, i);
@@ -124,34 +107,6 @@ static void split(struct run *run, uint64_t now_ns)
 }
 
 /* How long. */
-
-/* When an attempt for that unit at that mirror should have ended. */
-static uint64_t attempt_deadline_ns(const struct unit *unit, const struct mirror *mirror,
-				    uint64_t now_ns)
-{
-	uint64_t last_ns = unit_last_deadline_ns(unit);
-	uint64_t left_ns, share_ns;
-
-	if (!last_ns || last_ns == FETCHER_NO_DEADLINE)
-		return now_ns + ATTEMPT_MAX_S * NS_PER_S;
-	left_ns = last_ns > now_ns ? last_ns - now_ns : 0;
-	share_ns = mirror_has_other(unit, mirror, now_ns) ? left_ns / 2 : left_ns / 4 * 3;
-	if (share_ns < ATTEMPT_MIN_MS * NS_PER_MS)
-		share_ns = ATTEMPT_MIN_MS * NS_PER_MS;
-	return now_ns + (left_ns < share_ns ? left_ns : share_ns);
-}
-
-/* How long an attempt may be silent when its readers wait until `deadline_ns` (0: nobody waits). */
-static uint64_t silence_ns(const struct run *run, uint64_t deadline_ns, uint64_t now_ns)
-{
-	uint64_t half_ns = deadline_ns > now_ns ? (deadline_ns - now_ns) / 2 : 0;
-
-	if (!deadline_ns && run->core->options.silent_ms)
-		return run->core->options.silent_ms * NS_PER_MS;
-	if (!deadline_ns || half_ns > SILENT_MAX_S * NS_PER_S)
-		return SILENT_MAX_S * NS_PER_S;
-	return half_ns > SILENT_MIN_MS * NS_PER_MS ? half_ns : SILENT_MIN_MS * NS_PER_MS;
-}
 
 static void look_for_progress(struct timer *timer);
 
@@ -161,45 +116,6 @@ static void watch_silence(struct run *run, uint64_t since_ns, uint64_t at_ns)
 	run->watched_ns = since_ns;
 	run->timer.expire = look_for_progress;
 	timer_set(&run->core->timers, &run->timer, at_ns);
-}
-
-/* The latest deadline of all its readers. */
-static uint64_t last_deadline_ns(const struct run *run)
-{
-	uint64_t last_ns = 0;
-
-	for (unsigned i = run->next; i < run->count; i++) {
-		uint64_t its_ns = unit_last_deadline_ns(run->units[i]);
-
-		if (its_ns > last_ns)
-			last_ns = its_ns;
-	}
-	return last_ns;
-}
-
-/* How long a cache or mirror may be silent before another place is asked. */
-static uint64_t first_silence_ns(const struct run *run)
-{
-	const struct latency *latency = run->mirror->latency;
-	const struct histogram *past = latency ? &latency->histogram : NULL;
-	uint64_t ns;
-
-	if (run->core->options.silent_ms)
-		return run->core->options.silent_ms * NS_PER_MS;
-	if (!past || histogram_count(past) < CACHE_KNOWN_AFTER)
-		return CACHE_SILENT_MS * NS_PER_MS;
-	ns = CACHE_SLOWER * histogram_percentile_ns(past, 950);
-	if (ns < CACHE_SILENT_MIN_MS * NS_PER_MS)
-		return CACHE_SILENT_MIN_MS * NS_PER_MS;
-	return ns < CACHE_SILENT_MAX_MS * NS_PER_MS ? ns : CACHE_SILENT_MAX_MS * NS_PER_MS;
-}
-
-/* Whether there are other mirrors, and the unit has not been tried at one yet. */
-static bool has_second(const struct run *run, uint64_t now_ns)
-{
-	const struct unit *unit = arriving(run);
-
-	return !unit->rounds && unit_reader(unit) && mirror_has_other(unit, run->mirror, now_ns);
 }
 
 /*
@@ -214,27 +130,16 @@ static bool is_given_up(struct run *run, uint64_t now_ns)
 	if (!host || host->answered_ns < run->began_ns)
 		return true;
 	if (!run->mirror->via) {
-		run->slow = has_second(run, now_ns);
+		run->slow = run_has_second(run, now_ns);
 		return true;
 	}
-	if (now_ns >= host->answered_ns + first_silence_ns(run))
+	if (now_ns >= host->answered_ns + run_first_silence_ns(run))
 		return true;
 	if (run->began_ns + CACHE_SLOW_MAX_MS * NS_PER_MS > now_ns)
 		return false;
 	/* NB: one that waits on, and fails later, fails as any other. */
 	run->slow = true;
 	return true;
-}
-
-/* When a run that has got something will have been silent for too long. */
-static uint64_t silent_at_ns(const struct run *run, uint64_t now_ns)
-{
-	/* What came before the timer was set, or is not decoded yet, says less. */
-	uint64_t since_ns = run->last_ns ?: now_ns, at_ns;
-
-	at_ns = since_ns + (run->mirror->via ? first_silence_ns(run) :
-					       silence_ns(run, last_deadline_ns(run), now_ns));
-	return at_ns > now_ns ? at_ns : now_ns;
 }
 
 static void look_for_progress(struct timer *timer)
@@ -245,13 +150,13 @@ static void look_for_progress(struct timer *timer)
 	uint64_t since_ns = run->held ? now_ns : run->began_ns;
 
 	if (since_ns > run->watched_ns && now_ns < run->until_ns) {
-		uint64_t at_ns = since_ns + first_silence_ns(run);
+		uint64_t at_ns = since_ns + run_first_silence_ns(run);
 
 		watch_silence(run, since_ns, at_ns < run->until_ns ? at_ns : run->until_ns);
 	} else if (run->progress != run->progress_seen &&
 		   (run->asked == 1 || now_ns < run->until_ns)) {
 		split(run, now_ns);
-		watch_silence(run, now_ns, silent_at_ns(run, now_ns));
+		watch_silence(run, now_ns, run_silent_at_ns(run, now_ns));
 	} else if (run->progress != run->progress_seen) {
 		run_cancel(run);
 	} else if (is_given_up(run, now_ns)) {
@@ -259,7 +164,8 @@ static void look_for_progress(struct timer *timer)
 		run->silent = run->mirror->via && !run->slow;
 		run_cancel(run);
 	} else {
-		watch_silence(run, now_ns, run->mirror->host->answered_ns + first_silence_ns(run));
+		watch_silence(run, now_ns,
+			      run->mirror->host->answered_ns + run_first_silence_ns(run));
 	}
 }
 
@@ -276,16 +182,16 @@ static void watch(struct run *run, uint64_t now_ns)
 	const struct unit *unit = arriving(run);
 
 	timer_clear(&run->timer);
-	run->until_ns = attempt_deadline_ns(unit, run->mirror, now_ns);
-	if (run->mirror->via || (ops->cancel && !ops->blocking && has_second(run, now_ns))) {
-		uint64_t at_ns = now_ns + first_silence_ns(run);
+	run->until_ns = run_attempt_deadline_ns(unit, run->mirror, now_ns);
+	if (run->mirror->via || (ops->cancel && !ops->blocking && run_has_second(run, now_ns))) {
+		uint64_t at_ns = now_ns + run_first_silence_ns(run);
 
 		/* Readers may have less time than that, and another place something of it. */
 		watch_silence(run, now_ns, at_ns < run->until_ns ? at_ns : run->until_ns);
 	} else if (!unit_reader(unit) && ops->cancel) {
-		uint64_t last_ns = run->demanded ? last_deadline_ns(run) : 0;
+		uint64_t last_ns = run->demanded ? run_last_deadline_ns(run) : 0;
 
-		watch_silence(run, now_ns, now_ns + silence_ns(run, last_ns, now_ns));
+		watch_silence(run, now_ns, now_ns + run_silence_ns(run, last_ns, now_ns));
 	} else if (ops->blocking || (run->asked > 1 && ops->cancel)) {
 		run->timer.expire = is_late;
 		timer_set(&run->core->timers, &run->timer, run->until_ns);
@@ -313,7 +219,7 @@ void run_joined(struct unit *unit, uint64_t deadline_ns)
 	if (!watched && run->until_ns <= deadline_ns)
 		return;
 	now_ns = clock_now_ns();
-	at_ns = now_ns + silence_ns(run, deadline_ns, now_ns);
+	at_ns = now_ns + run_silence_ns(run, deadline_ns, now_ns);
 	/*
 	 * For the first reader, silence before it came does not count: the response may be about to
 	 * arrive.
@@ -393,18 +299,57 @@ void runs_resume(struct core *core)
 	}
 }
 
+/* How many bytes come before the unit that arrives, which belong nowhere. */
+static uint64_t gap(const struct run *run)
+{
+	const struct unit *unit = arriving(run);
+
+	return unit_extent(unit->source, unit->number).offset + run->filled - run->at;
+}
+
+/* The next unit arrives. */
+static void expect_next(struct run *run)
+{
+	unit_set(arriving(run), UNIT_FETCHING);
+	unit_expect(arriving(run));
+}
+
+/* What nobody waits for, and has no memory, is not kept. */
+static void pass_over_unwanted(struct run *run)
+{
+	while (run->widened && run->next + 1 < run->count && !run->filled &&
+	       list_is_empty(&arriving(run)->subscriptions) && !has_memory(arriving(run))) {
+		struct unit *unit = run->units[run->next++];
+
+		unit->run = NULL;
+		unit_set(unit, UNIT_WANTED);
+		expect_next(run);
+	}
+}
+
 static int space(struct run *run, struct iovec *parts, int room)
 {
 	size_t bytes = 0;
 	int count = 0;
 
+	if (run->next < run->count)
+		pass_over_unwanted(run);
 	/* NB: units may leave while room is made for one. */
 	for (unsigned i = run->next; i < run->count && count < room && bytes < PLACES_BYTES; i++) {
 		struct unit *unit = run->units[i];
 		uint32_t filled = i == run->next ? run->filled : 0;
+		uint64_t before = i == run->next ? gap(run) : 0;
 
 		if (!has_memory(unit) || i >= run->count)
 			break;
+		if (i > run->next && unit->number != run->units[i - 1]->number + 1)
+			break;
+		/* It overwrites itself. */
+		if (before) {
+			parts[0].iov_base = unit->data;
+			parts[0].iov_len = before < unit->length ? before : unit->length;
+			return 1;
+		}
 		parts[count].iov_base = unit->data + filled;
 		parts[count].iov_len = unit->length - filled;
 		bytes += parts[count++].iov_len;
@@ -475,6 +420,8 @@ void run_leave(struct run *run)
 	identify(run, unit);
 	relaxed_add(&counts->units_fetched, 1);
 	relaxed_add(&counts->bytes_fetched, unit->length);
+	if (run->widened && list_is_empty(&unit->subscriptions))
+		relaxed_add(&counts->whole_units, 1);
 	if (mirror->host) {
 		host_gave(mirror->host, unit->length);
 		mirror->host->answered_ns = clock_now_ns();
@@ -494,6 +441,11 @@ static void take(struct run *run, size_t bytes)
 		run->first_ns = run->last_ns;
 	}
 	run->arrived_bytes += bytes;
+	if (run->next < run->count && gap(run)) {
+		run->at += bytes;
+		return;
+	}
+	run->at += bytes;
 	while (bytes && run->next < run->count) {
 		uint32_t left = arriving(run)->length - run->filled;
 
@@ -510,8 +462,7 @@ static void take(struct run *run, size_t bytes)
 			completion_put(run->core, &run->news);
 			return;
 		}
-		unit_set(arriving(run), UNIT_FETCHING);
-		unit_expect(arriving(run));
+		expect_next(run);
 		now_ns = clock_now_ns();
 		split(run, now_ns);
 		watch(run, now_ns);
@@ -540,10 +491,96 @@ static void over(struct run *run)
 	completion_put(run->core, &run->news);
 }
 
+/* Ends a run that has got nothing, whose units come otherwise. */
+static void give_away(struct run *run)
+{
+	leave_from(run, run->next);
+	timer_clear(&run->timer);
+	list_remove(&run->paused);
+	completion_put(run->core, &run->news);
+}
+
+/* Whether a run that gets all of the object can have the unit; else its bytes are dropped. */
+static bool may_adopt(struct unit *unit, const struct run *run)
+{
+	struct run *other = unit->run;
+
+	if (other && other != run && other->mirror == run->mirror && !other->arrived_bytes &&
+	    !other->is_over && !other->widened)
+		give_away(other);
+	return unit->run == run || unit->state == UNIT_WANTED || unit->state == UNIT_RESTING;
+}
+
+static bool is_cached(const struct unit *unit)
+{
+	const struct cache_object *object = cache_object_of(unit->source);
+
+	return object && cache_has(object, unit->number, unit->number);
+}
+
+/* Finds the units of all of the object that this run can have, which has some of them. */
+static unsigned find_all(const struct run *run, struct unit **units, uint64_t total)
+{
+	unsigned count = 0;
+
+	for (uint64_t number = 0; number < total; number++) {
+		struct unit *unit = unit_get(run->core, run->mirror->source, number);
+
+		if (!unit || !may_adopt(unit, run))
+			continue;
+		if (list_is_empty(&unit->subscriptions) && unit->run != run && is_cached(unit))
+			unit_let_go(unit);
+		else
+			units[count++] = unit;
+	}
+	return count;
+}
+
+/*
+ * The server sends all of the object, so all of its units that lack are taken, and none is asked for
+ * again. Those that another run waits for at the same mirror, which would be sent all of it as well,
+ * come from here.
+ */
+static void widen(struct run *run)
+{
+	const struct source *source = run->mirror->source;
+	uint64_t now_ns = clock_now_ns(), total = unit_of(source, source->size - 1) + 1;
+	struct unit **units;
+
+	run->widens = false;
+	run->offset = run->at = 0;
+	run->length = (uint32_t)source->size;
+	/* Behind the last one that is wanted, there may be more. */
+	run->asked = run->count + 1;
+	/* Another run may have got all that it was for. */
+	units = run->next < run->count ? calloc(total, sizeof(struct unit *)) : NULL;
+	if (!units)
+		return;
+	run->widened = true;
+	run->count = find_all(run, units, total);
+	if (run->units != &run->only)
+		free(run->units);
+	run->units = units;
+	for (unsigned i = 0; i < run->count; i++) {
+		struct unit *unit = units[i];
+
+		unit->run = run;
+		unit->mirror = run->mirror;
+		unit->began_ns = now_ns;
+		unit_set(unit, UNIT_ASKED);
+		if (unit->urgency == URGENCY_DEMAND && !run->demanded)
+			run_is_demanded(unit);
+	}
+	run->asked = run->count + (units[run->count - 1]->number + 1 < total);
+	expect_next(run);
+	watch(run, now_ns);
+}
+
 static const struct run_sink core_sink = {
 	.space = space,
 	.take = take,
 	.take_all = take_all,
+	.widen = widen,
 	.over = over,
 };
 
@@ -666,18 +703,23 @@ void run_begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns)
 	run->offset = unit_extent(unit->source, unit->number).offset;
 	run->fresh = unit->cut && unit->tries[mirror->index];
 	run->again = unit->rounds || unit->tries[mirror->index];
+	run->at = run->offset;
 	run->began_ns = now_ns;
 	run->news.take = core->take_run;
 	/* A host that is being probed is asked for one unit. */
 	if (mirror->host)
 		host_begin(mirror->host, now_ns);
 	gather(run, unit, now_ns);
-	/* Digests say what is right, and what is decoded is so as a whole. */
-	run->sized = run->asked > 1 && !unit->source->has_digests && !unit->source->codec;
 	if (mirror->host)
 		mirror->host->prefetching += !run->demanded;
+	run->widens = !unit->source->codec && unit->source->size <= SOURCE_WHOLE_MAX_BYTES;
+	/* What it sends anyway is asked for once, whoever else wants some of it. */
+	if (run->widens && mirror->gives_all && !mirror->alone && !unit->rounds)
+		widen(run);
+	/* Digests say what is right, and what is decoded is so as a whole. */
+	run->sized = run->asked > 1 && !unit->source->has_digests && !unit->source->codec;
 	watch(run, now_ns);
 	run->deadline_ns = run->count > 1 ? now_ns + RUN_MAX_S * NS_PER_S : run->until_ns;
-	unit_expect(unit);
+	unit_expect(arriving(run));
 	mirror->ops->start(run);
 }

@@ -37,6 +37,11 @@ struct run_sink {
 	 */
 	uint8_t *(*take_all)(struct run *run, uint8_t *data);
 	/*
+	 * Only where run->widens, before any byte: all of the object comes, from its first byte on,
+	 * and is taken. run->offset and run->length say so then.
+	 */
+	void (*widen)(struct run *run);
+	/*
 	 * The kind has no data of this run any more. To be called once, perhaps before ops->start()
 	 * returns; it calls nothing back.
 	 */
@@ -59,6 +64,8 @@ struct run {
 	 * is known that it sends more. They are asked for one by one then.
 	 */
 	bool sized;
+	/* All of the object is as good as the range. */
+	bool widens;
 	/* A unit of it has failed before, so nothing is taken that was kept. */
 	bool again;
 	/*
@@ -84,7 +91,7 @@ struct run {
 	struct error error;
 	bool unsized; /* it was refused because of `sized` */
 	bool cut;     /* no complete response came: its connection may be dead */
-	bool whole;   /* all of the object came, up to what was wanted */
+	bool whole;   /* all of the object came, or what lies before the range, and that */
 	/*
 	 * The identity to pin, where mirror->identity is NULL (malloc()ed; the core frees it). It
 	 * is there before the first byte is taken. NULL where the kind has none.
@@ -99,8 +106,11 @@ struct run {
 	struct unit **units; /* those behind `count` have left */
 	struct unit *only;   /* is `units`, where it is one */
 	unsigned asked, count;
-	unsigned next;	  /* the unit that arrives; those before it have left */
-	uint32_t filled;  /* bytes of that */
+	unsigned next;	 /* the unit that arrives; those before it have left */
+	uint32_t filled; /* bytes of that */
+	/* Where the next byte belongs in the source: before the unit that arrives, it is dropped. */
+	uint64_t at;
+	bool widened;	  /* it has all units of the object that it can get */
 	EVP_MD_CTX *hash; /* of its first bytes; NULL: it was not needed yet */
 	uint32_t hashed;  /* how many */
 	bool demanded;	  /* a reader has waited for one of them */
@@ -149,3 +159,19 @@ void runs_resume(struct core *core);
 /* The unit that arrives is whole, and has no part in it any more. */
 void run_leave(struct run *run);
 void run_free(struct run *run);
+
+/* patience.c */
+
+/* When an attempt for that unit at that mirror should have ended. */
+uint64_t run_attempt_deadline_ns(const struct unit *unit, const struct mirror *mirror,
+				 uint64_t now_ns);
+/* How long an attempt may be silent when its readers wait until `deadline_ns` (0: nobody waits). */
+uint64_t run_silence_ns(const struct run *run, uint64_t deadline_ns, uint64_t now_ns);
+/* The latest deadline of all its readers. */
+uint64_t run_last_deadline_ns(const struct run *run);
+/* How long a cache or mirror may be silent before another place is asked. */
+uint64_t run_first_silence_ns(const struct run *run);
+/* Whether there are other mirrors, and the unit has not been tried at one yet. */
+bool run_has_second(const struct run *run, uint64_t now_ns);
+/* When a run that has got something will have been silent for too long. */
+uint64_t run_silent_at_ns(const struct run *run, uint64_t now_ns);

@@ -28,6 +28,8 @@ enum {
 	SOURCE_UNIT_MIN_BYTES = 4 << 10,
 	SOURCE_UNIT_MAX_BYTES = 1 << 20,
 	SOURCE_UNIT_DEFAULT_BYTES = 256 << 10,
+	/* of an object that is taken as a whole, where a server sends that for a range */
+	SOURCE_WHOLE_MAX_BYTES = 8 << 20,
 	SOURCE_MIRRORS_MAX = 16,
 	/* of each mirror's caches, those that are asked */
 	MIRROR_CACHES_MAX = 8,
@@ -67,6 +69,8 @@ struct mirror {
 	unsigned bad_in_a_row;
 	/* Its responses do not say how long they are, so each is for one unit. */
 	bool alone;
+	/* It has last sent all of the object for a range of it. */
+	bool gives_all;
 	uint64_t recent_ns; /* when it was last asked, or has last given such a response */
 };
 

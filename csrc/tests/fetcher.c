@@ -182,7 +182,26 @@ static void over(struct run *run)
 	request->active = false;
 }
 
-static const struct run_sink sink = { .space = space, .take = take, .over = over };
+static void widen(struct run *run)
+{
+	struct fuzz_request *request = request_of(run);
+
+	fuzz_require(request->active && run->widens && !request->filled, "all of it too late");
+	run->widens = false;
+	run->offset = 0;
+	run->length = (uint32_t)run->mirror->source->object_bytes;
+	free(request->data);
+	request->data = malloc(run->length);
+	if (!request->data)
+		abort();
+}
+
+static const struct run_sink sink = {
+	.space = space,
+	.take = take,
+	.widen = widen,
+	.over = over,
+};
 
 void fuzz_request_start(struct fuzz_request *request)
 {

@@ -225,6 +225,8 @@ static void run(const uint8_t *data, size_t length)
 				 .length = lengths[how % 4],
 				 .deadline_ns = fuzz_now_ns + 5 * NS_PER_S,
 				 .sized = how & 4,
+				 .widens = how & 8 &&
+					   source->object_bytes <= SOURCE_WHOLE_MAX_BYTES,
 				 .fresh = how & 0x80 },
 		};
 		fuzz_request_start(&request);

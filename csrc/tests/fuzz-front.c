@@ -108,6 +108,7 @@ static void begin_run(struct fuzz_input *input)
 			 .deadline_ns = fuzz_now_ns + (1 + fuzz_take(input, 1)) * 100 * NS_PER_MS,
 			 .sized = fuzz_take(input, 1) % 2 },
 	};
+	request->run.widens = request->run.mirror->source == sources[0];
 	fuzz_request_start(request);
 }
 
@@ -185,7 +186,8 @@ static void say_message(struct fuzz_input *input)
 	static const uint8_t ops[] = { CHANNEL_IDENTITY, CHANNEL_ARRIVED, CHANNEL_ARRIVED,
 				       CHANNEL_OVER,	 CHANNEL_OVER,	  CHANNEL_ASK_LOGIN,
 				       CHANNEL_ANSWER,	 CHANNEL_EVENT,	  CHANNEL_PONG,
-				       CHANNEL_HELLO,	 CHANNEL_PING,	  CHANNEL_START };
+				       CHANNEL_HELLO,	 CHANNEL_PING,	  CHANNEL_START,
+				       CHANNEL_WHOLE };
 	uint8_t message[sizeof(struct channel_head) + 8 * sizeof(uint32_t) + RAW_BYTES_MAX];
 	uint8_t *at = message + sizeof(struct channel_head);
 	uint64_t how = fuzz_take(input, 1), counts = fuzz_take(input, 1);
@@ -409,7 +411,7 @@ static void begin(const char *path)
 	if (windows == MAP_FAILED || uv_loop_init(&fuzz_loop))
 		abort();
 	sources[0] =
-		parse("{\"size\": 16777216, \"mirrors\": ["
+		parse("{\"size\": 4194304, \"mirrors\": ["
 		      "{\"kind\": \"http\", \"url\": \"http://127.0.0.1:1/a\", \"proxy\": \"none\","
 		      " \"via\": [\"http://127.0.0.1:2\"]},"
 		      "{\"kind\": \"http\", \"url\": \"http://127.0.0.1:1/b\"}]}");

@@ -218,7 +218,19 @@ static void over(struct run *run)
 	task->active = false;
 }
 
-static const struct run_sink sink = { .space = space, .take = take, .over = over };
+static void widen(struct run *run)
+{
+	run->offset = 0;
+	run->length = (uint32_t)run->mirror->source->object_bytes;
+	channel_add(&channel, CHANNEL_WHOLE, slot_of(task_of(run)), NULL, 0, NULL);
+}
+
+static const struct run_sink sink = {
+	.space = space,
+	.take = take,
+	.widen = widen,
+	.over = over,
+};
 
 /* Questions. */
 
@@ -334,7 +346,8 @@ static void start_run(unsigned slot, const uint8_t *body, size_t bytes)
 			 .length = start.length,
 			 .deadline_ns = start.deadline_ns,
 			 .fresh = start.fresh,
-			 .sized = start.sized },
+			 .sized = start.sized,
+			 .widens = start.widens },
 	};
 	if (slot >= highest_task)
 		highest_task = slot + 1;

@@ -29,12 +29,12 @@ from btrfs_ublk.units import MIB
 #: csrc/lazy/process/channel.h
 SLOTS, WINDOW_BYTES = 128, 512 << 10
 START, TAKEN, INQUIRE, PING = 1, 3, 5, 6
-HELLO, IDENTITY, ARRIVED, OVER, ASK_LOGIN, ANSWER, EVENT, PONG, NODE, TOKEN = range(
+HELLO, IDENTITY, ARRIVED, OVER, ASK_LOGIN, ANSWER, EVENT, PONG, WHOLE, TOKEN = range(
     7, 17
 )
-VERSION, OF_INQUIRY = 6, 1 << 31
+VERSION, OF_INQUIRY = 7, 1 << 31
 _HEAD = struct.Struct("=IHH")
-_START = struct.Struct("=QQIIII")
+_START = struct.Struct("=QQIIIIII")
 _OVER = struct.Struct("=iIIIIII")
 _ANSWER = struct.Struct("=Qi4x")
 
@@ -147,7 +147,7 @@ class Peer:
             op, slot, body = self.receive()
             self.slot = slot
             if op == START:
-                self.offset, _, _, self.length, _, _ = _START.unpack_from(body)
+                self.offset, _, _, self.length, *_ = _START.unpack_from(body)
                 answer(self)
             elif op == INQUIRE:
                 inquired(self)

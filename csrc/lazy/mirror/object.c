@@ -141,6 +141,12 @@ static void on_accepted(struct exchange *exchange)
 		free(run->identity);
 		run->identity = identity ? strdup(identity) : NULL;
 	}
+	if (run->widens && !exchange->verdict.err && run->whole &&
+	    exchange->response.content_length == exchange->wanted.size) {
+		exchange->wanted.offset = 0;
+		exchange->wanted.length = (uint32_t)exchange->wanted.size;
+		run->sink->widen(run);
+	}
 }
 
 static void on_done(struct exchange *exchange)
@@ -399,7 +405,8 @@ static void on_inquired(struct exchange *exchange)
 
 /*
  * Asks for a range of one byte instead of HEAD: signed URLs are for GET, and only that shows that
- * ranges work. Some take its end, 0, for none, and send everything, of which one byte is taken.
+ * ranges work, which an object needs that is not read as a whole. Some take its end, 0, for none, and
+ * send everything, of which one byte is taken.
  */
 void object_inquire(const struct object_ops *ops, struct inquiry *inquiry)
 {
@@ -427,6 +434,7 @@ void object_inquire(const struct object_ops *ops, struct inquiry *inquiry)
 			.length = 1,
 			.size = RESPONSE_UNKNOWN,
 			.begins = true,
+			.within_all = true,
 		};
 		object->exchange.data = &object->byte;
 	}

@@ -286,9 +286,12 @@ static bool is_whole(const struct response *response, const struct wanted_range 
 
 bool response_is_all(const struct response *response, const struct wanted_range *wanted)
 {
-	return response->status == 200 && wanted->within_all && !response->encoding[0] &&
-	       (response->content_length == wanted->size ||
-		response->content_length == RESPONSE_UNKNOWN);
+	if (response->status != 200 || !wanted->within_all || response->encoding[0])
+		return false;
+	if (wanted->size == RESPONSE_UNKNOWN)
+		return response->content_length <= SOURCE_WHOLE_MAX_BYTES;
+	return response->content_length == wanted->size ||
+	       response->content_length == RESPONSE_UNKNOWN;
 }
 
 struct response_verdict response_refuse_all(struct error *error)

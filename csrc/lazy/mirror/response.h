@@ -38,7 +38,8 @@ struct wanted_range {
 	uint32_t length; /* bytes */
 	uint64_t size;	 /* of the whole object; RESPONSE_UNKNOWN: any */
 	bool begins;	 /* a range that goes on behind it is as good */
-	bool within_all; /* and so is all of the object, of that size */
+	/* And so is all of the object, of that size; if that is not known, of SOURCE_WHOLE_MAX_BYTES. */
+	bool within_all;
 };
 
 /* Why a response is refused. The text of `error` follows "HOST: ". */

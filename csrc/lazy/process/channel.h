@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 enum {
-	CHANNEL_VERSION = 6,
+	CHANNEL_VERSION = 7,
 	/* Descriptors of a new process. */
 	CHANNEL_FD = 3,
 	CHANNEL_WINDOWS_FD = 4,
@@ -47,6 +47,7 @@ enum channel_op {
 	CHANNEL_ANSWER,	   /* struct channel_answer, an error's text and hint, identity, document */
 	CHANNEL_EVENT,	   /* the name and the text of an event */
 	CHANNEL_PONG,
+	CHANNEL_WHOLE, /* before the first byte: all of the object comes, not only the range */
 	CHANNEL_TOKEN, /* struct channel_token, token, why or "": once for each login that was asked for */
 };
 
@@ -65,7 +66,7 @@ struct channel_mirror {
 
 struct channel_start {
 	uint64_t offset, deadline_ns;
-	uint32_t mirror, length, fresh, sized;
+	uint32_t mirror, length, fresh, sized, widens, unused;
 };
 
 struct channel_inquire {

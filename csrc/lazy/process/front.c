@@ -133,6 +133,7 @@ static void send_run(struct slot *slot)
 		.length = run->length,
 		.fresh = run->fresh,
 		.sized = run->sized,
+		.widens = run->widens,
 	};
 
 	if (!err)
@@ -255,6 +256,22 @@ static bool take_identity(struct slot *slot, const uint8_t *body, size_t bytes)
 		return false;
 	run->identity = strdup(text);
 	return run->identity;
+}
+
+/* NB: all that is sent then is of a size that the run's source has. */
+static bool take_whole(struct slot *slot)
+{
+	struct run *run = slot->run;
+
+	if (slot->arrived || !slot->widens)
+		return false;
+	slot->widens = false;
+	slot->length = (uint32_t)slot->object_bytes;
+	if (run) {
+		run->whole = true;
+		run->sink->widen(run);
+	}
+	return true;
 }
 
 static bool has_arrived(struct slot *slot, uint32_t arrived)
@@ -504,6 +521,8 @@ static bool take_slot_message(struct slot *slot, const struct channel_head *head
 		return false;
 	if (head->op == CHANNEL_IDENTITY)
 		return take_identity(slot, body, head->bytes);
+	if (head->op == CHANNEL_WHOLE)
+		return !head->bytes && take_whole(slot);
 	if (head->op == CHANNEL_OVER)
 		return take_over(slot, body, head->bytes);
 	if (head->bytes != sizeof(arrived))
@@ -525,6 +544,7 @@ bool front_take(struct front *front, const struct channel_head *head, const uint
 	switch (head->op) {
 	case CHANNEL_IDENTITY:
 	case CHANNEL_ARRIVED:
+	case CHANNEL_WHOLE:
 	case CHANNEL_OVER:
 		return head->slot < CHANNEL_SLOTS &&
 		       take_slot_message(&front->slots[head->slot], head, body);
@@ -608,6 +628,8 @@ static void front_start(struct run *run)
 	front->busy++;
 	slot->run = run;
 	slot->length = run->length;
+	slot->widens = run->widens;
+	slot->object_bytes = run->mirror->source->object_bytes;
 	slot->arrived = slot->taken = slot->told = 0;
 	run->private = slot;
 	timer_set(&front->timers, &slot->deadline, run->deadline_ns + FRONT_GRACE_MS * NS_PER_MS);

@@ -20,7 +20,9 @@ struct slot {
 	struct front *front;
 	struct run *run; /* NULL: it was given up, and the process has not said OVER yet */
 	bool sent, over;
+	bool widens; /* all of the object may come: `object_bytes` */
 	uint32_t length, arrived, taken, told;
+	uint64_t object_bytes;
 	struct timer deadline;
 };
 

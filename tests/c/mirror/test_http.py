@@ -111,6 +111,29 @@ def test_says_how_it_failed(
     assert answer.retry_after_ms == {"busy": 7000, "limited": 3000}.get(path, 0)
 
 
+@pytest.mark.usefixtures("carrier")
+@pytest.mark.parametrize(
+    ("length", "text"),
+    [
+        (8 << 20, ""),
+        ((8 << 20) + 1, "HTTP status 200"),
+        (None, "HTTP status 200"),
+    ],
+)
+def test_a_probe_takes_all_of_what_is_small(
+    shell: Shell, length: int | None, text: str
+) -> None:
+    """A larger object is refused: each read would fetch all that lies before it."""
+    said = "" if length is None else f"Content-Length: {length}\r\n"
+    begun = f"HTTP/1.1 200 OK\r\nConnection: close\r\n{said}\r\n".encode() + DATA
+    with scripted_server(lambda _: begun) as server, shell(server.url()) as mirror:
+        answer = mirror.probe()
+    assert (answer.get("size"), text in answer.get("text", "")) == (
+        None if text else length,
+        True,
+    )
+
+
 @pytest.mark.parametrize(
     ("head", "pinned", "failure"),
     [

@@ -47,18 +47,19 @@ from btrfs_ublk.volume.store import volume_directory
 
 pytestmark = pytest.mark.usefixtures("in_process")
 
-DATA = random.Random(5).randbytes(8 * MIB)
+#: More than is taken as a whole.
+DATA = random.Random(5).randbytes(9 * MIB)
 UNIT = 64 * KIB
 CHAIN = digest_of(b"the only layer")
 
 
-def image_of_a_file(path: Path) -> tuple[BuiltImage, int]:
+def image_of_a_file(path: Path, data: bytes = DATA) -> tuple[BuiltImage, int]:
     """Make an image; return it, and the inode of its file."""
     made = path.with_name("made")
     made.mkdir()
-    seed = make_seed(made / "seed.img", virtual_data_size=len(DATA), metadata_only=True)
-    (made / "data").write_bytes(DATA)
-    units = [DATA[at : at + UNIT] for at in range(0, len(DATA), UNIT)]
+    seed = make_seed(made / "seed.img", virtual_data_size=len(data), metadata_only=True)
+    (made / "data").write_bytes(data)
+    units = [data[at : at + UNIT] for at in range(0, len(data), UNIT)]
     (made / "digests").write_bytes(
         b"".join(hashlib.sha256(unit).digest() for unit in units)
     )
@@ -249,6 +250,20 @@ def test_from_a_web_server(need: Need, place: Place, tmp_path: Path) -> None:
             x for x in server.served() if x["path"].startswith("/files/app/blobs")
         ]
         assert any(x["status"] == "206" for x in ranges)
+
+
+@pytest.mark.parametrize("front_end", ["fuse"])
+def test_small_data_need_no_ranges(need: Need, place: Place, tmp_path: Path) -> None:
+    need(NGINX)
+    with web_server(tmp_path) as server:
+        data = DATA[: 4 * MIB]
+        image, inode = image_of_a_file(server.files / "app", data)
+        name = f"{server.url('whole/app')}@{image.sealed}"
+        definition = place.definition(image=name, image_insecure=True)
+        up_volume(NAME, definition, base=place.base)
+        assert content(place.target, inode) == data
+        asked = [x["path"] for x in server.served()]
+    assert asked.count(f"/whole/app/blobs/sha256/{digest_of(data)[7:]}") == 1
 
 
 @pytest.mark.data

@@ -103,8 +103,6 @@ _CHERRYPY = Pypi("cherrypy", "18.10.0", "cherrypy/__init__.py")
 _SANIC = Pypi("sanic", "25.12.1", "sanic/__init__.py")
 _TORNADO = Pypi("tornado", "6.6.1", "tornado/web.py")
 _TWISTED = Pypi("twisted", "26.10.0", "bin/twist")
-#: Python's own knows no ranges.
-_WHOLE = "answers with the whole object"
 
 PEERS: dict[str, Peer] = {
     "apache2": Web(
@@ -260,10 +258,7 @@ http {{
             *("{program}", "-m", "http.server", "--bind", "127.0.0.1"),
             *("--directory", "{files}", "{port}"),
         ),
-        otherwise=dict.fromkeys(
-            ("whole and in parts", "replaced", "restarted"), _WHOLE
-        ),
-        notes="it answers a range with everything",
+        notes="it answers a range with everything: no objects of more than 8 MiB",
     ),
     "rclone": Web(
         name="rclone serve http",
