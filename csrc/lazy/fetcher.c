@@ -92,7 +92,7 @@ static void try_to_end(struct server_fetcher *fetcher)
 	const struct core *core = &fetcher->core;
 
 	if (core->units || core->look_ups || fetcher->mirror_jobs || fetcher->inquiries ||
-	    fetcher->complete.looking)
+	    fetcher->complete.looking || fetcher->fetcher.logins)
 		return;
 	close_handles(fetcher);
 	attachments_close(&fetcher->fetcher);
@@ -156,6 +156,7 @@ static void on_wake(uv_poll_t *wake, int status, int events)
 	if (stopping && !core->ending) {
 		/* All readers have been answered, and none is any more; see fetcher_stop(). */
 		__atomic_store_n(&core->ending, true, __ATOMIC_RELEASE);
+		fetcher->fetcher.ending = true;
 		prefetch_abandon(&fetcher->prefetch);
 		complete_abandon(&fetcher->complete);
 		core_stop(core);

@@ -49,6 +49,8 @@ struct fetcher {
 	const struct fetcher_ops *ops;
 	struct uv_loop_s *loop; /* that transfers run on */
 
+	bool ending;			/* nothing is begun that no run or inquiry waits for */
+	unsigned logins;		/* that are being made: what they need must stay */
 	struct attachment *attachments; /* see attachment.h */
 	struct process_counts processes;
 };

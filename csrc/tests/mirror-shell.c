@@ -299,6 +299,9 @@ static bool answer(struct mirror *mirror, char *line)
 
 static void close_all(void)
 {
+	here.ending = true;
+	while (here.logins)
+		uv_run(&loop, UV_RUN_ONCE);
 	attachments_close(&here);
 	uv_run(&loop, UV_RUN_DEFAULT);
 	/* This fails if anything is still open. */

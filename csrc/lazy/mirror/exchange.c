@@ -543,8 +543,12 @@ static void forget_login(struct exchange *exchange)
 
 static void find_login(struct exchange *exchange)
 {
+	bool due = false;
+
 	if (!exchange->login)
-		exchange->login = login_current(exchange->remote);
+		exchange->login = login_current(exchange->remote, &due);
+	if (due && !exchange->keeps_remote)
+		login_renew(exchange->remote, exchange->fetcher);
 	if (exchange->login)
 		begin(exchange);
 	else

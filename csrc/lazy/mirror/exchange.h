@@ -84,4 +84,6 @@ void exchange_login_failed(struct exchange *exchange, int err, enum fetch_failur
 			   const struct error *error);
 /* Waits for the remote's login, and then calls one of the above. */
 void login_wait(struct exchange *exchange);
+/* Has another one made, which nobody waits for. */
+void login_renew(struct remote *remote, struct fetcher *fetcher);
 void login_wait_no_more(struct exchange *exchange);

@@ -12,7 +12,10 @@
 #include "lazy/fetcher_ops.h"
 #include "lazy/mirror/exchange.h"
 
-enum { CHECK_MS = 50 /* how late a deadline may be noticed meanwhile */ };
+enum {
+	CHECK_MS = 50, /* how late a deadline may be noticed meanwhile */
+	RENEW_S = 30,  /* how long a token server has for a token that nobody waits for */
+};
 
 /*
  * A login that is being made. Between its steps, and after its requests have gone, it is in
@@ -29,6 +32,7 @@ struct login_load {
 	struct error error;
 	int err;
 	bool on_worker, asking;
+	bool renews; /* it has begun while the last one was good, so requests need not wait */
 };
 
 static void free_timer(uv_handle_t *timer)
@@ -43,6 +47,18 @@ static void end_timer(struct login_load *load)
 	uv_timer_stop(load->timer);
 	uv_close((uv_handle_t *)load->timer, free_timer);
 	load->timer = NULL;
+}
+
+/* A request that nobody waits for is cancelled: the loop may be ending. */
+static bool is_unwanted(const struct login_load *load)
+{
+	return !load->waiting && (!load->renews || load->fetcher->ending);
+}
+
+static void cancel_unwanted(struct login_load *load)
+{
+	if (is_unwanted(load) && load->asking)
+		exchange_cancel(&load->ask);
 }
 
 static struct exchange *take_first(struct login_load *load)
@@ -84,10 +100,13 @@ static void finish(struct login_load *load, int err, enum fetch_failure failure)
 
 	end_timer(load);
 	remote->load = NULL;
+	load->fetcher->logins--;
 	if (!err)
 		login_publish(remote, load->login);
 	else if (failure != FETCH_DENIED && keep_last(load))
 		err = 0;
+	else if (load->renews)
+		login_put_off(remote);
 	while ((exchange = take_first(load))) {
 		if (err) {
 			exchange_login_failed(exchange, err, failure, &load->error);
@@ -133,10 +152,11 @@ static void on_read(struct pool_job *job)
 	int err = load->err;
 
 	load->on_worker = false;
-	if (!err && load->waiting && ops->ask) {
+	if (!err && !is_unwanted(load) && ops->ask) {
 		load->ask.remote = load->remote;
 		load->ask.fetcher = load->fetcher;
-		load->ask.deadline_ns = load->waiting->deadline_ns;
+		load->ask.deadline_ns = load->renews ? clock_now_ns() + RENEW_S * NS_PER_S :
+						       load->waiting->deadline_ns;
 		load->ask.done = on_asked;
 		err = ops->ask(load->remote, load->login, &load->ask, &load->error);
 		if (err > 0) {
@@ -181,9 +201,7 @@ static void check_deadlines(uv_timer_t *timer)
 		exchange->next_waiting = over;
 		over = exchange;
 	}
-	/* Cancel a request that nobody waits for: the loop may be ending. */
-	if (!load->waiting && load->asking)
-		exchange_cancel(&load->ask);
+	cancel_unwanted(load);
 	/* NB: `load` may be freed from here on. */
 	while (over) {
 		struct exchange *exchange = over;
@@ -214,8 +232,16 @@ static int start_load(struct remote *remote, struct fetcher *fetcher)
 	load->job.done = on_read;
 	load->on_worker = true;
 	remote->load = load;
+	fetcher->logins++;
 	fetcher->ops->submit(fetcher, &load->job);
 	return 0;
+}
+
+/* Without memory for it, the next request tries again. */
+void login_renew(struct remote *remote, struct fetcher *fetcher)
+{
+	if (!remote->load && !fetcher->ending && !start_load(remote, fetcher))
+		remote->load->renews = true;
 }
 
 void login_wait(struct exchange *exchange)
@@ -247,7 +273,5 @@ void login_wait_no_more(struct exchange *exchange)
 	}
 	exchange->next_waiting = NULL;
 	exchange->waiting = false;
-	/* Cancel a request that nobody waits for: the loop may be ending. */
-	if (!load->waiting && load->asking)
-		exchange_cancel(&load->ask);
+	cancel_unwanted(load);
 }

@@ -222,6 +222,7 @@ static int oci_answered(struct remote *remote, struct login *login, const char *
 	json_t *response = text ? json_text_parse(text, strlen(text), 0, NULL) : NULL;
 	const char *token = json_string_value(json_object_get(response, "token"));
 	json_int_t life_s = json_integer_value(json_object_get(response, "expires_in"));
+	uint64_t life_ns;
 	int err;
 
 	if (!token)
@@ -235,11 +236,11 @@ static int oci_answered(struct remote *remote, struct login *login, const char *
 		life_s = TOKEN_DEFAULT_S;
 	if (life_s > TOKEN_MAX_S)
 		life_s = TOKEN_MAX_S;
-	/* Renew it before it expires on its way, but not at once again. */
-	life_s -= life_s > 4 * TOKEN_MARGIN_S ? TOKEN_MARGIN_S : life_s / 4;
+	/* Renew it while it is good, but not at once again. */
+	life_ns = (uint64_t)life_s * NS_PER_S;
+	life_ns -= life_s > 4 * TOKEN_MARGIN_S ? TOKEN_MARGIN_S * NS_PER_S : life_ns / 4;
 	/* Hosts that have begun together are not to renew theirs together. */
-	login->until_ns = clock_now_ns() + (uint64_t)life_s * NS_PER_S;
-	login->until_ns -= random_below((uint64_t)life_s * NS_PER_S / TOKEN_JITTER);
+	login->until_ns = clock_now_ns() + life_ns - random_below(life_ns / TOKEN_JITTER);
 	login->send_user = false;
 	err = login_add_header(login, TOKEN_HEADER "%s", token);
 	json_decref(response);

@@ -17,6 +17,8 @@ enum {
 	RELOAD_MS = 5000,
 	/* The same for a mirror without files of its own: only the system's certificates (trust.h). */
 	SHARED_RELOAD_MS = 300000,
+	/* The most that one is sent longer, while another one is got from a token server. */
+	LOGIN_SPARE_MS = 25000,
 };
 
 static bool keeps_keys;
@@ -149,18 +151,35 @@ void remote_close(struct remote *remote)
 	remote_free_caches(remote);
 }
 
-struct login *login_current(struct remote *remote)
+struct login *login_current(struct remote *remote, bool *due)
 {
+	uint64_t now_ns = clock_now_ns();
 	struct login *login;
 
 	pthread_mutex_lock(&remote->lock);
 	login = remote->login;
-	if (login && clock_now_ns() >= login->until_ns)
+	if (login && now_ns >= login->end_ns)
 		login = NULL;
 	if (login)
 		login->references++;
+	*due = login && now_ns >= login->until_ns;
 	pthread_mutex_unlock(&remote->lock);
 	return login;
+}
+
+/* The next attempt to make another one is some time after this. Under the lock. */
+static void put_off(struct login *login)
+{
+	login->tried_ns = clock_now_ns();
+	login->until_ns = login->tried_ns + (uint64_t)RELOAD_MS * 1000000;
+}
+
+void login_put_off(struct remote *remote)
+{
+	pthread_mutex_lock(&remote->lock);
+	if (remote->login)
+		put_off(remote->login);
+	pthread_mutex_unlock(&remote->lock);
 }
 
 struct login *login_keep(struct remote *remote)
@@ -170,8 +189,9 @@ struct login *login_keep(struct remote *remote)
 	pthread_mutex_lock(&remote->lock);
 	login = remote->login;
 	if (login) {
-		login->tried_ns = clock_now_ns();
-		login->until_ns = login->tried_ns + (uint64_t)RELOAD_MS * 1000000;
+		put_off(login);
+		if (login->end_ns < login->until_ns)
+			login->end_ns = login->until_ns;
 		login->references++;
 	}
 	pthread_mutex_unlock(&remote->lock);
@@ -212,6 +232,7 @@ void login_distrust(struct remote *remote, struct login *login)
 	until_ns = login->tried_ns + (uint64_t)RELOAD_MS * 1000000;
 	if (login->until_ns > until_ns)
 		login->until_ns = until_ns;
+	login->end_ns = login->until_ns;
 	pthread_mutex_unlock(&remote->lock);
 }
 
@@ -233,9 +254,15 @@ void login_is_refused(struct remote *remote, uint64_t token)
 
 void login_publish(struct remote *remote, struct login *login)
 {
+	uint64_t now_ns = clock_now_ns(), spare_ns;
 	struct login *last;
 
 	pthread_mutex_lock(&remote->lock);
+	/* NB: until_ns is before its end by more than that; see oci_answered(). */
+	spare_ns = login->until_ns > now_ns ? (login->until_ns - now_ns) / 4 : 0;
+	if (spare_ns > LOGIN_SPARE_MS * NS_PER_MS)
+		spare_ns = LOGIN_SPARE_MS * NS_PER_MS;
+	login->end_ns = login->until_ns + (remote->ops->ask ? spare_ns : 0);
 	last = unreference(remote->login);
 	remote->login = login;
 	login->references++;

@@ -36,8 +36,11 @@ struct login {
 	char *user, *password;
 	char *url;	/* of the object, if the URL is a secret; NULL: the exchange has it */
 	bool send_user; /* send it as Basic; for kinds that do not always do that */
-	/* CLOCK_MONOTONIC: when to make another one, and when that was last tried; under remote->lock */
-	uint64_t until_ns, tried_ns;
+	/*
+	 * CLOCK_MONOTONIC: when to make another one, until when it is sent meanwhile, and when that
+	 * was last tried; under remote->lock.
+	 */
+	uint64_t until_ns, end_ns, tried_ns;
 	unsigned references; /* under remote->lock */
 };
 
@@ -160,15 +163,17 @@ bool url_is_loopback(const char *url);
 
 /*
  * Take and give back a reference. login_current() returns NULL when there is none, or it is too
- * old.
+ * old; `due`: another one is to be made, though this one is still good.
  */
-struct login *login_current(struct remote *remote);
+struct login *login_current(struct remote *remote, bool *due);
 void login_put(struct remote *remote, struct login *login);
 /*
  * To be called when no other login could be made. Returns a reference to the last one, however old,
  * and makes it current for a short time. Returns NULL when there is none, or it was refused.
  */
 struct login *login_keep(struct remote *remote);
+/* The same, where one that is still good was to be renewed: that is tried again a little later. */
+void login_put_off(struct remote *remote);
 /* To be called when it was refused: the next request makes another one. */
 void login_drop(struct remote *remote, const struct login *login);
 /*

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import re
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -163,3 +165,91 @@ def test_a_refused_login_does_not_run_its_helper_again_and_again(
     runs = len(helped.read_bytes().splitlines())
     assert 2 <= runs <= 10 + 1 + (time.monotonic() - began_s) / 5
     assert len(server.requests) > runs
+
+
+class Registry:
+    """A registry of one blob. Its token server gives the first token at once, and
+    others once ``go_on`` is set; ``seen`` are those that were sent."""
+
+    def __init__(self, life_s: int) -> None:
+        self.life_s = life_s
+        self.tokens = 0
+        self.asked, self.go_on = threading.Event(), threading.Event()
+        self.seen: set[str] = set()
+
+    def __call__(self, request: str) -> bytes:
+        if request.startswith("GET /token"):
+            self.tokens += 1
+            token = {"token": f"t{self.tokens}", "expires_in": self.life_s}
+            if self.tokens > 1:
+                self.asked.set()
+                self.go_on.wait(60)
+            return response("200 OK", json.dumps(token).encode())
+        token_sent = re.search(r"(?im)^authorization: bearer (\S+)", request)
+        if not token_sent:
+            return response('401 No\nWWW-Authenticate: Bearer realm="/token"')
+        self.seen.add(token_sent[1])
+        found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
+        assert found
+        first, last = int(found[1]), int(found[2])
+        what = f"Content-Range: bytes {first}-{last}/{BLOB_BYTES}"
+        return response(f"206 P\n{what}", bytes(last + 1 - first))
+
+
+#: More units than are read before a token ends.
+BLOB_BYTES = 4000 * UNIT
+
+
+@contextmanager
+def reader(build: Path, registry: Registry) -> Iterator[Callable[[], int]]:
+    """Yield what reads another unit each time, and returns its result."""
+    with scripted_server(registry) as server, fetch_shell(build) as shell:
+        keys = {
+            "kind": "oci",
+            "registry": f"127.0.0.1:{server.port}",
+            "repository": "x",
+        }
+        keys |= {"digest": f"sha256:{'0' * 64}", "insecure": True}
+        source = shell.add({"size": BLOB_BYTES, "unit": UNIT, "proxy": "none", **keys})
+        units = iter(range(0, BLOB_BYTES, UNIT))
+        try:
+            yield lambda: shell.read(source, next(units), UNIT).result
+        finally:
+            assert sum(shell.stats()["failures"].values()) == 0
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_token_that_is_good_is_sent_while_it_is_renewed(
+    sanitized_build: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    comes: bool,
+) -> None:
+    """However slow the token server is; nor does an end wait for it."""
+    monkeypatch.setenv("BTRFS_UBLK_RUN_DIR", str(tmp_path))
+    registry = Registry(life_s=8)
+    with reader(sanitized_build, registry) as read:
+        wait_until(lambda: read() == 0 and registry.asked.is_set())
+        assert read() == 0 and registry.seen == {"t1"}
+        if comes:
+            registry.go_on.set()
+            wait_until(lambda: read() == 0 and "t2" in registry.seen)
+            assert registry.tokens == 2
+    registry.go_on.set()
+
+
+def test_without_a_good_token_requests_wait(
+    sanitized_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BTRFS_UBLK_RUN_DIR", str(tmp_path))
+    registry = Registry(life_s=2)
+    with reader(sanitized_build, registry) as read:
+        assert read() == 0
+        time.sleep(2)
+        with ThreadPoolExecutor(1) as pool:
+            waits = pool.submit(read)
+            assert registry.asked.wait(30)
+            assert registry.seen == {"t1"} and not waits.done()
+            registry.go_on.set()
+            assert waits.result() == 0
+        assert registry.seen == {"t1", "t2"}
