@@ -87,10 +87,11 @@ def test_a_login_that_ends_fails_reads_until_it_is_renewed(
     """What is here is read on; the rest fails with EIO, before the deadline."""
     image = place.push("team/app", *some_layers())
     host = place.registry.host
+    tokens = place.registry.tokens
+    # NB: from the pull on, whose token the volume's server shares.
+    tokens.life_s = tokens.expires_in_s = 3
     with snapshotter(place, test_root, monkeypatch) as (client, root):
         top = pull(client, image)
-        tokens = place.registry.tokens
-        tokens.life_s = tokens.expires_in_s = 3
         (shown,) = client.call("View", key="view", parent=top).mounts
         directory = Path(shown.source)
         assert (directory / "big").read_bytes() == image.layers[0]["big"]
