@@ -23,6 +23,8 @@ enum {
 	 * response is checked by identity and digest anyway.
 	 */
 	CHANGED_MS = 60000,
+	/* After how long a server is asked again that says for the first time that it has changed. */
+	DOUBT_MS = 500,
 	/*
 	 * A cache that says "later" at once does not wait for what it gets, as a site cache does: who
 	 * asks it again waits some of this first. After LATER_MAX_MS, the origin is asked.
@@ -73,22 +75,6 @@ static void set_changed(const struct unit *unit, struct mirror *mirror, const ch
 		requeue_waiting_units(unit, mirror);
 	}
 	mirror->changed_until_ns = clock_now_ns() + (options->changed_ms ?: CHANGED_MS) * NS_PER_MS;
-	mirror->doubted_ns = 0;
-}
-
-/*
- * Whether a server is asked once more before its object counts as changed: one that has just been
- * started may say so of an object that it does not know yet.
- */
-static bool doubt_change(const struct run *run, uint64_t now_ns)
-{
-	struct mirror *mirror = run->mirror;
-
-	if (mirror->ops->blocking || mirror->via || mirror->changed_until_ns)
-		return false;
-	if (!mirror->doubted_ns)
-		mirror->doubted_ns = now_ns;
-	return run->began_ns <= mirror->doubted_ns;
 }
 
 /*
@@ -120,6 +106,36 @@ static void avoid(const struct unit *unit, struct mirror *mirror, uint32_t asked
 		mirror->avoid_until_ns = until_ns;
 }
 
+static void forget_doubt(struct mirror *mirror)
+{
+	free(mirror->doubted);
+	mirror->doubted = NULL;
+}
+
+/*
+ * Whether a server is asked once more before its object counts as changed, a little later: one that
+ * has just been started may say so of an object that it does not know yet. Only if it says the same
+ * again, and has not been right meanwhile, it is believed.
+ */
+static bool doubt_change(const struct unit *unit, struct mirror *mirror, uint64_t began_ns,
+			 const char *why)
+{
+	uint64_t now_ns = clock_now_ns();
+
+	if (mirror->ops->blocking || mirror->via || mirror->changed_until_ns)
+		return false;
+	/* NB: what was asked before says nothing of what it says later. */
+	if (mirror->doubted && began_ns <= mirror->doubted_ns)
+		return true;
+	if (mirror->doubted && !strcmp(mirror->doubted, why))
+		return false;
+	forget_doubt(mirror);
+	mirror->doubted = strdup(why);
+	mirror->doubted_ns = now_ns;
+	avoid(unit, mirror, DOUBT_MS, now_ns);
+	return mirror->doubted;
+}
+
 /* What makes one slow, the others wait for as well. */
 static void leave_caches(struct unit *unit)
 {
@@ -135,8 +151,10 @@ static void note_failure(const struct run *run, const struct unit *unit)
 	struct mirror *mirror = run->mirror;
 	struct host *host = mirror->host;
 	uint64_t now_ns = clock_now_ns();
+	bool doubted = run->failure == FETCH_CHANGED &&
+		       doubt_change(unit, mirror, run->began_ns, run->error.text);
 
-	relaxed_add(&run->core->counts.failures[run->failure], 1);
+	relaxed_add(&run->core->counts.failures[doubted ? FETCH_TRANSIENT : run->failure], 1);
 	if (host && (run->failure != FETCH_TRANSIENT || run->slow || run->local_failure))
 		host_ended(host);
 	else if (host && host_failed(host, now_ns))
@@ -160,7 +178,7 @@ static void note_failure(const struct run *run, const struct unit *unit)
 			host->answered_ns = now_ns;
 		break;
 	case FETCH_CHANGED:
-		if (!doubt_change(run, now_ns))
+		if (!doubted)
 			set_changed(unit, mirror, run->error.text);
 		break;
 	case FETCH_NO_LOGIN:
@@ -336,8 +354,12 @@ static void refuse(struct unit *unit)
 	if (err == -EBADMSG) {
 		refuse_bytes(unit);
 	} else if (err == -ESTALE) {
-		relaxed_add(&counts->failures[FETCH_CHANGED], 1);
-		set_changed(unit, mirror, "another one was pinned at the same time");
+		const char *why = "another one was pinned at the same time";
+		bool doubted = doubt_change(unit, mirror, unit->began_ns, why);
+
+		relaxed_add(&counts->failures[doubted ? FETCH_TRANSIENT : FETCH_CHANGED], 1);
+		if (!doubted)
+			set_changed(unit, mirror, why);
 	} else {
 		relaxed_add(&counts->local_failures, 1);
 		unit_log(unit, "not_checked", NULL, NULL, strerror(-err));
@@ -373,7 +395,7 @@ static void accept(struct unit *unit)
 	/* Not for a fetch that was already running when another one found the change. */
 	if (clock_now_ns() >= mirror->changed_until_ns)
 		mirror->changed_until_ns = 0;
-	mirror->doubted_ns = 0;
+	forget_doubt(mirror);
 	mirror->bad_in_a_row = 0;
 	if (unit->check.known)
 		relaxed_add(&counts->units_verified, 1);

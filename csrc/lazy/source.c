@@ -235,6 +235,7 @@ void source_free(struct source *source)
 
 		if (mirror->ops->close)
 			mirror->ops->close(mirror);
+		free(mirror->doubted);
 		free(mirror->identity);
 		free(mirror->private);
 	}

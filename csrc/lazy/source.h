@@ -64,7 +64,9 @@ struct mirror {
 	 * object is unchanged, as far as is known.
 	 */
 	uint64_t changed_until_ns;
-	uint64_t doubted_ns; /* when it said so for the first time, and nothing else since; or 0 */
+	/* What it has said of that for the first time, and when; NULL: nothing, or it was right since. */
+	char *doubted;
+	uint64_t doubted_ns;
 	/* Attempts in a row that were useless for this object, whatever its host does with others. */
 	unsigned bad_in_a_row;
 	/* Its responses do not say how long they are, so each is for one unit. */

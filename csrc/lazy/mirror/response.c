@@ -233,6 +233,20 @@ struct response_verdict response_judge_status(unsigned status, struct error *err
 	}
 }
 
+static bool has_another_size(const struct response *response, const struct wanted_range *wanted)
+{
+	return wanted->size != RESPONSE_UNKNOWN && response->range_total != RESPONSE_UNKNOWN &&
+	       response->range_total != wanted->size;
+}
+
+static struct response_verdict another_size(const struct response *response,
+					    const struct wanted_range *wanted, struct error *error)
+{
+	error_set_text(error, "the object has %llu bytes now, and had %llu",
+		       (unsigned long long)response->range_total, (unsigned long long)wanted->size);
+	return changed();
+}
+
 static struct response_verdict judge_range(const struct response *response,
 					   const struct wanted_range *wanted, struct error *error)
 {
@@ -248,13 +262,8 @@ static struct response_verdict judge_range(const struct response *response,
 			       (unsigned long long)wanted->offset, (unsigned long long)last);
 		return wrong();
 	}
-	if (wanted->size != RESPONSE_UNKNOWN && response->range_total != RESPONSE_UNKNOWN &&
-	    response->range_total != wanted->size) {
-		error_set_text(error, "the object has %llu bytes now, and had %llu",
-			       (unsigned long long)response->range_total,
-			       (unsigned long long)wanted->size);
-		return changed();
-	}
+	if (has_another_size(response, wanted))
+		return another_size(response, wanted, error);
 	if (response->content_length != RESPONSE_UNKNOWN && response->content_length != length) {
 		error_set_text(error, "announces %llu bytes for a range of %llu",
 			       (unsigned long long)response->content_length,
@@ -318,6 +327,8 @@ struct response_verdict response_judge(const struct response *response,
 		return (struct response_verdict){};
 	if (response->status == 200)
 		return response_refuse_all(error);
+	if (response->status == 416 && has_another_size(response, wanted))
+		return another_size(response, wanted, error);
 	if (response->status == 416) {
 		error_set_text(error, "the object ends before byte %llu",
 			       (unsigned long long)wanted->offset + wanted->length);
