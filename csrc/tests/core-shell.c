@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * core-shell SEED TURNS RUN_UNITS [CACHE]: the core of the fetcher without its thread. A kind of mirror of
+ * core-shell SEED TURNS RUN_UNITS WHOLE [CACHE]: the core of the fetcher without its thread. A kind of mirror of
+ * this program lets runs of at most RUN_UNITS end in any order, also while they begin; of WHOLE in 100 runs,
+ * all of the object comes. First, a reader leaves, the
  * this program lets runs of at most RUN_UNITS end in any order, also while they begin. There are
  * random subscriptions, ends of them, completions, failures and steps. Prints what was delivered, failed and ended, how many units
  * the longest run had, and how often one went on after it had waited for memory. Fails when data are wrong, or something is left at the end. With a cache, what is right is also put there.
@@ -46,7 +48,7 @@ static uv_loop_t loop;
 static struct source *sources[SOURCES];
 static struct wanted wanted[WANTED_MAX];
 static struct run *running[RUNNING_MAX];
-static unsigned delivered, failed, ended, resumed, run_units, longest;
+static unsigned delivered, failed, ended, resumed, run_units, whole, longest;
 static bool gentle; /* all that is asked succeeds from now on, when it begins */
 static bool held;   /* nothing ends by itself */
 static uint64_t random_state;
@@ -156,6 +158,10 @@ static void random_start(struct run *run)
 
 	if (longest < run->count)
 		longest = run->count;
+	/* All of the object comes. */
+	run->whole = !held && run->widens && chance(100) < whole;
+	if (run->whole)
+		run->sink->widen(run);
 	for (unsigned i = 0; i < RUNNING_MAX; i++)
 		free_places += !running[i];
 	if (!free_places || (!held && (gentle || !chance(3)))) {
@@ -435,14 +441,15 @@ int main(int argc, char **argv)
 	unsigned turns;
 
 	message_init("core-shell");
-	if (argc < 4 || argc > 5) {
-		msg_error("usage: core-shell SEED TURNS RUN_UNITS [CACHE]");
+	if (argc < 5 || argc > 6) {
+		msg_error("usage: core-shell SEED TURNS RUN_UNITS WHOLE [CACHE]");
 		return EXIT_USAGE;
 	}
 	random_state = strtoull(argv[1], NULL, 10) * 2654435769u + 1;
 	turns = (unsigned)strtoul(argv[2], NULL, 10);
 	run_units = (unsigned)strtoul(argv[3], NULL, 10);
-	set_up(argc > 4 ? argv[4] : NULL);
+	whole = (unsigned)strtoul(argv[4], NULL, 10);
+	set_up(argc > 5 ? argv[5] : NULL);
 	start_workers();
 	while (turns--)
 		take_turn();
