@@ -15,15 +15,17 @@ if TYPE_CHECKING:
     from btrfs_ublk.image.check import CheckReport, check_image
     from btrfs_ublk.image.commit import COMPRESSIONS, CommittedImage, Compression
     from btrfs_ublk.image.convert import ConvertedImage, convert_image
-    from btrfs_ublk.image.diff import Difference, DiffReport, check_layers, diff_images
-    from btrfs_ublk.image.export import ExportReport, export_image
     from btrfs_ublk.image.first import traced_ranges
     from btrfs_ublk.image.indexed import IndexedImage, index_image
-    from btrfs_ublk.image.inspect import ImageReport, inspect_image
     from btrfs_ublk.image.layout import Layout
     from btrfs_ublk.image.places import open_repository
     from btrfs_ublk.image.policy import RefusedImageError, read_policy
-    from btrfs_ublk.image.pull import PulledImage, pull_image
+    from btrfs_ublk.image.pull import (
+        ImageReport,
+        PulledImage,
+        inspect_image,
+        pull_image,
+    )
     from btrfs_ublk.image.reference import (
         LayoutName,
         Reference,
@@ -36,5 +38,13 @@ if TYPE_CHECKING:
     from btrfs_ublk.image.repository import Repository
     from btrfs_ublk.image.store import ImageStore, StoredImage
     from btrfs_ublk.image.transfer import Pushed, push_image, walk
+    from btrfs_ublk.image.tree import (
+        Difference,
+        DiffReport,
+        ExportReport,
+        check_layers,
+        diff_images,
+        export_image,
+    )
 else:
     __getattr__ = exporter(__name__, __file__)

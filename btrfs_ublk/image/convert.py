@@ -28,7 +28,6 @@ from btrfs_ublk.device.locks import lock_file
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.access import RegistryAccess, RegistryError, on_loopback
 from btrfs_ublk.image.build import BuildOptions, build_image
-from btrfs_ublk.image.diff import check_layers
 from btrfs_ublk.image.documents import (
     MANIFESTS,
     Descriptor,
@@ -47,6 +46,7 @@ from btrfs_ublk.image.reference import LayoutName, Reference
 from btrfs_ublk.image.repository import Repository
 from btrfs_ublk.image.source import read_config
 from btrfs_ublk.image.transfer import Pushed, push_image, walk
+from btrfs_ublk.image.tree import check_layers
 
 _DIRECTORY = "btrfs-ublk-convert"
 #: Tags of the layout: what was made, what it was made of, and what was compared.

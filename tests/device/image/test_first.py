@@ -21,10 +21,10 @@ from btrfs_ublk.device import device_map
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, BuiltImage, build_image
 from btrfs_ublk.image.check import check_image
-from btrfs_ublk.image.diff import Difference, diff_images
 from btrfs_ublk.image.first import Range, traced_ranges
-from btrfs_ublk.image.inspect import inspect_image
+from btrfs_ublk.image.pull import inspect_image
 from btrfs_ublk.image.store import IMAGES_VARIABLE
+from btrfs_ublk.image.tree import Difference, diff_images
 from btrfs_ublk.units import KIB, MIB
 from btrfs_ublk.volume import up_volume
 

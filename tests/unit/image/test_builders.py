@@ -16,12 +16,11 @@ from support.trees import Member, directory, entry, link
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, build_image
-from btrfs_ublk.image.diff import check_layers
 from btrfs_ublk.image.documents import INDEX, to_bytes
-from btrfs_ublk.image.export import export_image
 from btrfs_ublk.image.indexed import index_image
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.reference import LayoutName, Name
+from btrfs_ublk.image.tree import check_layers, export_image
 from btrfs_ublk.units import KIB
 
 pytestmark = pytest.mark.usefixtures("sanitized_helpers", "temporary")

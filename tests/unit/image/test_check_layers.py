@@ -13,11 +13,11 @@ from support.images import mkimage, tagged_image, tar_of
 from btrfs_ublk.cli.image import command
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, BuiltImage, build_image, seal
-from btrfs_ublk.image.diff import check_layers
 from btrfs_ublk.image.documents import InvalidImageError
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.reference import LayoutName
 from btrfs_ublk.image.source import open_source
+from btrfs_ublk.image.tree import check_layers
 from btrfs_ublk.units import KIB
 
 pytestmark = pytest.mark.usefixtures("temporary")

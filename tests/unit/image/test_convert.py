@@ -34,10 +34,9 @@ from btrfs_ublk.image.documents import (
     parse_document,
     to_bytes,
 )
-from btrfs_ublk.image.inspect import inspect_image
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.places import open_repository
-from btrfs_ublk.image.pull import NotSealedError
+from btrfs_ublk.image.pull import NotSealedError, inspect_image
 from btrfs_ublk.image.reference import parse_reference
 from btrfs_ublk.image.store import IMAGES_VARIABLE
 from btrfs_ublk.image.transfer import push_image

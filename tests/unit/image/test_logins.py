@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.sanitized_build import PROJECT, SANITIZER_ENVIRONMENT
 
-from btrfs_ublk.image.challenge import parse_challenges
+from btrfs_ublk.image.connection import parse_challenges
 
 TABLE = json.loads(
     (PROJECT / "tests/support/tables/logins.json").read_text(encoding="utf-8")
