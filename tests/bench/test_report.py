@@ -59,6 +59,7 @@ class TestEnvironment:
         assert str(tmp_path) not in text and str(TESTS) not in text
         # Not as a part of another word: hosts have names such as "vm".
         assert not re.search(rf"\b{re.escape(socket.gethostname())}\b", text)
+
     about = {"comparison": "t", "run": "1", "workload": "w", "status": "ok"}
     measures = [{"name": "seconds", "better": "less", "digits": 1}]
     tested = {"title": "t", "peers": ["[one]"], "bars": [], "measures": measures}

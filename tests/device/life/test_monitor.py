@@ -245,5 +245,3 @@ def test_alert_rules_are_those_of_the_document() -> None:
     )
     known = {str(rule["expr"]) for rule in alert_rules()}
     assert len(rows) > 9 and not set(rows) - known
-
-
