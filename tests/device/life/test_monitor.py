@@ -17,7 +17,6 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 from support.devices import description_file, device_command
 from support.paths import PROJECT
@@ -30,9 +29,6 @@ from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.ops.monitor.metrics import metrics_text
 from btrfs_ublk.ops.monitor.samples import take_samples
 from btrfs_ublk.server import Description, LazySegment
-from btrfs_ublk.server.stats import Latency
-from btrfs_ublk.ops.monitor.top import row_of
-from btrfs_ublk.server.stats import Counts
 
 pytestmark = pytest.mark.usefixtures("in_process")
 

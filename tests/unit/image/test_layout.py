@@ -37,7 +37,7 @@ from btrfs_ublk.image.documents import (
     write_sealed_manifest,
 )
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.pull import inspect_image, open_sealed
+from btrfs_ublk.image.pull import open_sealed
 from btrfs_ublk.image.reference import LayoutName, parse_reference
 from btrfs_ublk.image.source import OpenedSource, open_source
 from btrfs_ublk.image.store import ImageStore

@@ -24,8 +24,7 @@ from btrfs_ublk.image.documents import InvalidImageError
 from btrfs_ublk.image.layout import Layout, blob_name
 from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.policy import Policy, RefusedImageError, Rule
-from btrfs_ublk.image.pull import pull_image
-from btrfs_ublk.image.pull import inspect_image, look_up, pull_image
+from btrfs_ublk.image.pull import inspect_image, pull_image
 from btrfs_ublk.image.reference import Reference, parse_name, parse_reference
 from btrfs_ublk.image.store import ImageStore
 from btrfs_ublk.image.transfer import Pushed, push_image
