@@ -10,57 +10,47 @@
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
 
-int pread_full(int fd, void *data, size_t length, uint64_t offset)
-{
-	while (length) {
-		ssize_t got = pread(fd, data, length, (off_t)offset);
+enum how { READ, WRITE, APPEND };
 
-		if (got < 0 && errno == EINTR)
+static ssize_t move(enum how how, int fd, char *data, size_t length, uint64_t offset)
+{
+	switch (how) {
+	case READ:
+		return pread(fd, data, length, (off_t)offset);
+	case WRITE:
+		return pwrite(fd, data, length, (off_t)offset);
+	default:
+		return write(fd, data, length);
+	}
+}
+
+static int move_all(enum how how, int fd, char *data, size_t length, uint64_t offset)
+{
+	for (size_t done = 0; done < length;) {
+		ssize_t moved = move(how, fd, data + done, length - done, offset + done);
+
+		if (moved < 0 && errno == EINTR)
 			continue;
-		if (got < 0)
-			return -errno;
-		if (got == 0)
-			return -EIO;
-		data = (char *)data + got;
-		length -= (size_t)got;
-		offset += (uint64_t)got;
+		if (moved <= 0)
+			return moved ? -errno : -EIO;
+		done += (size_t)moved;
 	}
 	return 0;
+}
+
+int pread_full(int fd, void *data, size_t length, uint64_t offset)
+{
+	return move_all(READ, fd, data, length, offset);
 }
 
 int pwrite_full(int fd, const void *data, size_t length, uint64_t offset)
 {
-	while (length) {
-		ssize_t put = pwrite(fd, data, length, (off_t)offset);
-
-		if (put < 0 && errno == EINTR)
-			continue;
-		if (put < 0)
-			return -errno;
-		if (put == 0)
-			return -EIO;
-		data = (const char *)data + put;
-		length -= (size_t)put;
-		offset += (uint64_t)put;
-	}
-	return 0;
+	return move_all(WRITE, fd, (void *)data, length, offset);
 }
 
 int write_full(int fd, const void *data, size_t length)
 {
-	while (length) {
-		ssize_t put = write(fd, data, length);
-
-		if (put < 0 && errno == EINTR)
-			continue;
-		if (put < 0)
-			return -errno;
-		if (put == 0)
-			return -EIO;
-		data = (const char *)data + put;
-		length -= (size_t)put;
-	}
-	return 0;
+	return move_all(APPEND, fd, (void *)data, length, 0);
 }
 
 int memory_file(const char *name)

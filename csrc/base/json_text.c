@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "base/json_text.h"
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -133,4 +134,14 @@ char *json_text_dump(const json_t *json, size_t flags)
 		return text;
 	free(text);
 	return NULL;
+}
+
+int json_text_print(json_t *json)
+{
+	bool failed = json_dumpf(json, stdout, JSON_COMPACT) || putchar('\n') == EOF;
+
+	json_decref(json);
+	if (fflush(stdout) || failed)
+		return json ? -EIO : -ENOMEM;
+	return 0;
 }

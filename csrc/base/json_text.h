@@ -26,6 +26,11 @@ const char *json_text_fault(const json_error_t *error);
 /* json_dumps(), which returns NULL when memory is short. */
 char *json_text_dump(const json_t *json, size_t flags);
 /*
+ * Prints JSON as a line on standard output, and flushes that. Takes the reference. Returns 0, -EIO, or
+ * -ENOMEM if `json` is NULL.
+ */
+int json_text_print(json_t *json);
+/*
  * How often jansson got no memory on this thread. What was made of values meanwhile may lack parts.
  */
 uint64_t json_text_losses(void);

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/error.h"
+
 static const char *program_name = "btrfs-ublk";
 static bool verbose_enabled, has_error;
 
@@ -90,6 +92,13 @@ void msg_error(const char *format, ...)
 	va_start(args, format);
 	emit(": error: ", format, args);
 	va_end(args);
+}
+
+void msg_error_of(const struct error *error)
+{
+	msg_error("%s", error->text);
+	if (*error->hint)
+		msg_hint("%s", error->hint);
 }
 
 void msg_debug(const char *format, ...)

@@ -7,6 +7,8 @@
 
 #include <stdbool.h>
 
+struct error;
+
 /* Exit statuses of every helper. */
 enum {
 	EXIT_OK = 0,
@@ -37,6 +39,8 @@ bool message_has_error(void);
 void msg_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* For `return msg_fail(EXIT_FAILED, "...", ...);`: gives the message. `status` is evaluated after. */
 #define msg_fail(status, ...) (msg_error(__VA_ARGS__), (status))
+/* Gives the text of an error, and its hint if there is one. */
+void msg_error_of(const struct error *error);
 void msg_hint(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void msg_warning(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Shown with --verbose only. */

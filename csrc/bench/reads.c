@@ -9,6 +9,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/json_text.h"
 #include "base/size.h"
 
 /* splitmix64 (Steele, Lea, Flood 2014): any seed will do, and all 64 bits are good. */
@@ -119,22 +120,14 @@ static uint64_t quantile(const struct reads *reads, double share)
 	return reads->max_ns;
 }
 
-/* Prints one line and flushes, because the caller waits for each line. */
-static int tell(json_t *line)
-{
-	int err = line ? json_dumpf(line, stdout, JSON_COMPACT) : -1;
-
-	json_decref(line);
-	return err || putchar('\n') == EOF || fflush(stdout) ? -EIO : 0;
-}
-
 static void tell_served(struct reads *reads, uint64_t at_ns)
 {
 	reads->mark_ns = 0;
-	tell(json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "event", "served", "mark",
-		       (json_int_t)reads->marks, "at_ns", (json_int_t)at_ns, "reads",
-		       (json_int_t)reads->reads, "wrong_bytes", (json_int_t)reads->wrong_bytes,
-		       "errors", (json_int_t)reads->errors, "hung", (json_int_t)reads->hung));
+	json_text_print(json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "event", "served", "mark",
+				  (json_int_t)reads->marks, "at_ns", (json_int_t)at_ns, "reads",
+				  (json_int_t)reads->reads, "wrong_bytes",
+				  (json_int_t)reads->wrong_bytes, "errors",
+				  (json_int_t)reads->errors, "hung", (json_int_t)reads->hung));
 }
 
 static void note_answer(struct reads *reads, const struct slot *slot, uint64_t end_ns)
@@ -205,9 +198,10 @@ void reads_find_hung(struct reads *reads)
 			continue;
 		slot->hung = true;
 		reads->hung++;
-		tell(json_pack("{s:s, s:I, s:I, s:I}", "event", "hung", "offset",
-			       (json_int_t)slot->offset, "length", (json_int_t)slot->length,
-			       "begin_ns", (json_int_t)slot->begin_ns));
+		json_text_print(json_pack("{s:s, s:I, s:I, s:I}", "event", "hung", "offset",
+					  (json_int_t)slot->offset, "length",
+					  (json_int_t)slot->length, "begin_ns",
+					  (json_int_t)slot->begin_ns));
 	}
 	pthread_mutex_unlock(&reads->lock);
 }
@@ -293,7 +287,7 @@ int reads_report(struct reads *reads)
 	int err;
 
 	pthread_mutex_lock(&reads->lock);
-	err = tell(json_pack(
+	err = json_text_print(json_pack(
 		"{s:s, s:I, s:I, s:I, s:o, s:I, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I}", "event",
 		"report", "reads", (json_int_t)reads->reads, "bytes", (json_int_t)reads->bytes,
 		"wrong_bytes", (json_int_t)reads->wrong_bytes, "wrong", wrong_json(reads), "errors",

@@ -215,9 +215,7 @@ int description_load(FILE *input, const char *name, struct engine *engine)
 	if (!err)
 		return 0;
 	if (*error.text)
-		msg_error("%s", error.text);
-	if (*error.hint)
-		msg_hint("%s", error.hint);
+		msg_error_of(&error);
 	if (error.of)
 		msg_hint("in segment %zu (counted from 0)", error.number);
 	engine_close(engine);

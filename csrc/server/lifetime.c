@@ -55,14 +55,8 @@ int lifetime_open_signals(bool owned)
  */
 static int tell(struct lifetime *lifetime, json_t *event)
 {
-	int err;
-
-	if (lifetime->owner.fd >= 0)
-		return control_send(&lifetime->owner, event);
-	err = json_dumpf(event, stdout, JSON_COMPACT) ? -EIO : 0;
-	json_decref(event);
-	putchar('\n');
-	return fflush(stdout) ? -EIO : err;
+	return lifetime->owner.fd >= 0 ? control_send(&lifetime->owner, event) :
+					 json_text_print(event);
 }
 
 int lifetime_announce(struct lifetime *lifetime)

@@ -19,6 +19,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/json_text.h"
 #include "base/message.h"
 #include "lazy/cache/admin.h"
 
@@ -210,13 +211,9 @@ int main(int argc, char **argv)
 			"| shrink BYTES | limit MAX RESERVE | remove KEY | pin KEY | unpin KEY");
 	err = run(&call, argv[1], command);
 	if (err) {
-		msg_error("%s", *call.error.text ? call.error.text : strerror(-err));
-		if (*call.error.hint)
-			msg_hint("%s", call.error.hint);
+		error_set_text(&call.error, "%s", strerror(-err)); /* unless there is one */
+		msg_error_of(&call.error);
 		return err == -EINVAL || err == -ENOENT ? EXIT_USAGE : EXIT_FAILED;
 	}
-	json_dumpf(call.answer, stdout, JSON_COMPACT);
-	putchar('\n');
-	json_decref(call.answer);
-	return fflush(stdout) ? EXIT_FAILED : EXIT_OK;
+	return json_text_print(call.answer) ? EXIT_FAILED : EXIT_OK;
 }

@@ -9,6 +9,7 @@
 #include <uuid/uuid.h>
 
 #include "base/cleanup.h"
+#include "base/json_text.h"
 
 struct flag_name {
 	uint64_t flag;
@@ -202,21 +203,9 @@ static json_t *layout_json(const char *path, const struct reader *reader,
 		json_file(reader, layout));
 }
 
-static int print_json(json_t *json)
-{
-	int ret;
-
-	if (!json)
-		return -ENOMEM;
-	ret = json_dumpf(json, stdout, JSON_COMPACT);
-	putchar('\n');
-	json_decref(json);
-	return fflush(stdout) ? -errno : ret || ferror(stdout) ? -EIO : 0;
-}
-
 int print_layout(const char *path, const struct reader *reader, const struct layout *layout)
 {
-	return print_json(layout_json(path, reader, layout));
+	return json_text_print(layout_json(path, reader, layout));
 }
 
 static json_t *report_json(const char *path, const struct layout *layout,
@@ -240,5 +229,5 @@ static json_t *report_json(const char *path, const struct layout *layout,
 
 int print_report(const char *path, const struct layout *layout, const struct report *report)
 {
-	return print_json(report_json(path, layout, report));
+	return json_text_print(report_json(path, layout, report));
 }

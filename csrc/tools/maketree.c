@@ -125,10 +125,7 @@ int main(int argc, char **argv)
 		return msg_fail(EXIT_FAILED, "%s", reader.error);
 	ret = make(&reader, &arguments, &error);
 	reader_close(&reader);
-	if (ret) {
-		msg_error("%s", error.text);
-		if (*error.hint)
-			msg_hint("%s", error.hint);
-	}
+	if (ret)
+		msg_error_of(&error);
 	return ret ? EXIT_FAILED : EXIT_OK;
 }

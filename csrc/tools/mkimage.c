@@ -17,6 +17,7 @@
 
 #include "base/cleanup.h"
 #include "base/fileio.h"
+#include "base/json_text.h"
 #include "base/message.h"
 #include "btrfs/outfile.h"
 #include "image/data.h"
@@ -370,18 +371,6 @@ static json_t *describe(const struct job *job)
 			 describe_data(data_counts(job->data)));
 }
 
-static int print_report(const struct job *job)
-{
-	json_t *json = describe(job);
-	int ret = json && !json_dumpf(json, stdout, JSON_COMPACT) ? 0 : -EIO;
-
-	json_decref(json);
-	putchar('\n');
-	if (fflush(stdout) || ferror(stdout))
-		ret = -EIO;
-	return ret;
-}
-
 static void job_deinit(struct job *job)
 {
 	emit_close(job->emit);
@@ -398,9 +387,7 @@ static void job_deinit(struct job *job)
 
 static int report_error(const struct job *job, int status)
 {
-	msg_error("%s", job->error.text);
-	if (*job->error.hint)
-		msg_hint("%s", job->error.hint);
+	msg_error_of(&job->error);
 	return status;
 }
 
@@ -422,7 +409,7 @@ static int make_image(struct job *job)
 			       job->description.output, strerror(-ret));
 		return report_error(job, EXIT_FAILED);
 	}
-	if (print_report(job))
+	if (json_text_print(describe(job)))
 		return msg_fail(EXIT_FAILED, "%s is complete, but printing the report failed",
 				job->description.output);
 	return EXIT_OK;

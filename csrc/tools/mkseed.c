@@ -9,6 +9,7 @@
 #include <uuid/uuid.h>
 
 #include "base/cleanup.h"
+#include "base/json_text.h"
 #include "base/message.h"
 #include "base/size.h"
 #include "base/utf8.h"
@@ -96,7 +97,6 @@ static int print_json(const struct options *options, const struct stat *st)
 	const struct seed *seed = &options->seed;
 	char fsid[UUID_STR_LEN], device_uuid[UUID_STR_LEN];
 	json_t *json;
-	int ret;
 
 	uuid_unparse_lower(seed->fsid, fsid);
 	uuid_unparse_lower(seed->device_uuid, device_uuid);
@@ -113,10 +113,7 @@ static int print_json(const struct options *options, const struct stat *st)
 		"stub_chunk", (int)seed->has_stub, "metadata_profile",
 		seed->metadata_dup ? "dup" : "single", "inherit_nodatasum",
 		(int)seed->inherit_nodatasum);
-	ret = json ? json_dumpf(json, stdout, JSON_COMPACT) : -ENOMEM;
-	putchar('\n');
-	json_decref(json);
-	if (fflush(stdout) || ferror(stdout) || ret)
+	if (json_text_print(json))
 		return msg_fail(-EIO, "%s is complete, but printing the result failed",
 				options->output);
 	return 0;

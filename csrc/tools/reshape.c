@@ -10,6 +10,7 @@
 #include <uuid/uuid.h>
 
 #include "base/cleanup.h"
+#include "base/json_text.h"
 #include "base/message.h"
 #include "base/size.h"
 #include "btrfs/flip.h"
@@ -77,7 +78,6 @@ static int print_seed(const struct options *options, const struct reader *reader
 	char fsid[UUID_STR_LEN], device_uuid[UUID_STR_LEN];
 	uint64_t chunks = 0, longest = 0;
 	json_t *json;
-	int ret;
 
 	if (!options->json)
 		return 0;
@@ -101,12 +101,7 @@ static int print_seed(const struct options *options, const struct reader *reader
 			 (json_int_t)flip->file_bytes, "extents", (json_int_t)flip->extents,
 			 "flipped_extents", (json_int_t)flip->prealloc_extents, "dry_run",
 			 (int)options->dry_run);
-	if (!json)
-		return -ENOMEM;
-	ret = json_dumpf(json, stdout, JSON_COMPACT);
-	putchar('\n');
-	json_decref(json);
-	return ret || fflush(stdout) ? -EIO : 0;
+	return json_text_print(json);
 }
 
 static int make_seed(const struct options *options, struct reader *reader, int fd)

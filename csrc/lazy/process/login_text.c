@@ -69,42 +69,37 @@ int login_pack(const struct login *login, struct secret *text)
 	return 0;
 }
 
+/* Takes over `data`, which has a NUL behind its bytes. */
 static int take(struct login *login, enum field field, char *data, size_t bytes)
 {
-	const struct secret file = { data, bytes };
+	struct secret *const files[] = {
+		[FIELD_CA] = &login->ca,
+		[FIELD_CERTIFICATE] = &login->certificate,
+		[FIELD_KEY] = &login->key,
+	};
+	char **const texts[] = {
+		[FIELD_USER] = &login->user,
+		[FIELD_PASSWORD] = &login->password,
+		[FIELD_URL] = &login->url,
+	};
 	int err = 0;
 
-	switch (field) {
-	case FIELD_CA:
-		login->ca = file;
+	if (field <= FIELD_KEY) {
+		*files[field] = (struct secret){ data, bytes };
 		return 0;
-	case FIELD_CERTIFICATE:
-		login->certificate = file;
-		return 0;
-	case FIELD_KEY:
-		login->key = file;
-		return 0;
-	case FIELD_USER:
-		login->user = data;
-		return 0;
-	case FIELD_PASSWORD:
-		login->password = data;
-		return 0;
-	case FIELD_URL:
-		login->url = data;
-		return 0;
-	case FIELD_UNTIL:
-		if (bytes == sizeof(login->until_ns))
-			memcpy(&login->until_ns, data, bytes);
-		secret_free(data);
-		return 0;
-	case FIELD_HEADER:
-		err = login_add_header(login, "%s", data);
-		secret_free(data);
-		return err;
 	}
+	if (field >= FIELD_USER && field <= FIELD_URL) {
+		*texts[field] = data;
+		return 0;
+	}
+	if (field == FIELD_HEADER)
+		err = login_add_header(login, "%s", data);
+	else if (field != FIELD_UNTIL)
+		err = -EPROTO;
+	else if (bytes == sizeof(login->until_ns))
+		memcpy(&login->until_ns, data, bytes);
 	secret_free(data);
-	return -EPROTO;
+	return err;
 }
 
 int login_unpack(const void *text, size_t bytes, struct login *login)

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/json_text.h"
 #include "base/message.h"
 
 /* In the order of preference of "auto". */
@@ -48,13 +49,12 @@ int frontend_print_features(void)
 			      -ENOMEM :
 			      frontends[i]->features(about);
 	}
-	if (!err && json_dumpf(all, stdout, JSON_COMPACT))
-		err = -EIO;
-	json_decref(all);
+	if (err)
+		json_decref(all);
+	else
+		err = json_text_print(all);
 	if (err)
 		msg_error("cannot list the features: %s", strerror(-err));
-	else
-		putchar('\n');
 	return err;
 }
 

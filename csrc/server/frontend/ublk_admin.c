@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/cleanup.h"
+#include "base/json_text.h"
 #include "base/message.h"
 #include "server/frontend/ublk_control.h"
 #include "server/frontend/ublk_recovery.h"
@@ -57,7 +58,6 @@ static int print_device(struct ublk_control *control, unsigned id)
 {
 	struct ublksrv_ctrl_dev_info info;
 	char tag[17];
-	json_t *line;
 	int err = get_device(control, id, &info);
 
 	if (err == -ENODEV || err == -EINVAL)
@@ -69,17 +69,11 @@ static int print_device(struct ublk_control *control, unsigned id)
 		return 0;
 	}
 	snprintf(tag, sizeof(tag), "%016llx", (unsigned long long)info.ublksrv_flags);
-	line = json_pack("{s:i, s:s, s:i, s:s, s:I, s:s, s:i, s:i}", "id", (int)id, "state",
-			 ublk_state_name(info.state), "server_pid", (int)info.ublksrv_pid, "tag",
-			 tag, "flags", (json_int_t)info.flags, "recovery",
-			 ublk_recovery_name(info.flags), "queues", (int)info.nr_hw_queues, "depth",
-			 (int)info.queue_depth);
-	if (!line)
-		return -ENOMEM;
-	err = json_dumpf(line, stdout, JSON_COMPACT) ? -EIO : 0;
-	json_decref(line);
-	putchar('\n');
-	return err;
+	return json_text_print(json_pack(
+		"{s:i, s:s, s:i, s:s, s:I, s:s, s:i, s:i}", "id", (int)id, "state",
+		ublk_state_name(info.state), "server_pid", (int)info.ublksrv_pid, "tag", tag,
+		"flags", (json_int_t)info.flags, "recovery", ublk_recovery_name(info.flags),
+		"queues", (int)info.nr_hw_queues, "depth", (int)info.queue_depth));
 }
 
 int ublk_list_devices(void)
