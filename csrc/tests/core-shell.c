@@ -268,7 +268,8 @@ static void want_any(void)
 {
 	struct wanted *one = &wanted[chance(WANTED_MAX)];
 	unsigned kind = chance(4) == 0;
-	uint64_t deadline_ns = chance(8) ? clock_now_ns() + NS_PER_S : FETCHER_NO_DEADLINE;
+	uint64_t deadline_ns = chance(8) ? clock_now_ns() + chance(6) * NS_PER_MS :
+					   FETCHER_NO_DEADLINE;
 
 	end_one(one);
 	want(one, sources[chance(SOURCES)], chance(SOURCE_UNITS), kind, kind ? 0 : deadline_ns);
