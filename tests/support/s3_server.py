@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from support.processes import ending_with_us, free_ports, freeze, stop
+from support.processes import ending_with_us, free_ports, stop
 from support.waiting import wait_until
 
 ACCESS_KEY, SECRET_KEY = "AKIDTESTS", "s3cr3t/with+signs="
@@ -229,76 +229,3 @@ def s3_server(root: Path) -> Iterator[S3Server]:
                 yield server
                 return
     raise AssertionError((root / "log").read_text(encoding="utf-8"))
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """A store of several processes: two servers that have each volume, and two gateways
-    to them."""
-
-    gateways: list[S3Server]
-    _gateways: list[subprocess.Popen[bytes]]
-    _volumes: list[subprocess.Popen[bytes]]
-
-    def kill_gateway(self, number: int) -> None:
-        self._gateways[number].kill()
-        self._gateways[number].wait(_TIMEOUT_S)
-
-    def silence_gateway(self, number: int) -> None:
-        freeze(self._gateways[number].pid)
-
-    def silence_volumes(self, number: int) -> None:
-        freeze(self._volumes[number].pid)
-
-
-@contextmanager
-def s3_cluster(root: Path) -> Iterator[Cluster]:
-    """Run one with data under ``root``, and the buckets of ``s3_server``."""
-    write_identities(root)
-    names = ("master", "volume", "volume", "filer", "s3", "s3")
-    for _ in range(_STARTS):
-        ports = free_ports(2 * len(names))
-        places = list(zip(names, ports[0::2], ports[1::2], strict=True))
-        at = {name: f"127.0.0.1:{port}.{grpc}" for name, port, grpc in places}
-        with ExitStack() as stack:
-            for name, _, grpc in places:
-                stack.callback(remove_sockets, {name: grpc})
-            running: list[subprocess.Popen[bytes]] = []
-            for number, (name, port, grpc) in enumerate(places):
-                (home := root / f"{name}{number}").mkdir(exist_ok=True)
-                arguments = [str(WEED.path()), "-logtostderr=true", "-v=0", name]
-                arguments += [f"-port={port}", f"-port.grpc={grpc}"]
-                arguments += ["-ip.bind=127.0.0.1", *_options(name, home, at)]
-                if name == "s3":
-                    arguments += [f"-config={root / 'identities.json'}"]
-                running.append(_start(stack, root, arguments, "256MiB"))
-            gateways = [S3Server(port) for name, port, _ in places if name == "s3"]
-            # NB: one that begins later has nothing from a store that is silent by then.
-            if all(
-                _is_up(gateway, process, root / "log")
-                for gateway, process in zip(gateways, running[-2:], strict=True)
-            ) and all(process.poll() is None for process in running):
-                yield Cluster(gateways, running[-2:], running[1:3])
-                return
-    raise AssertionError((root / "log").read_text(encoding="utf-8"))
-
-
-def _options(name: str, home: Path, at: dict[str, str]) -> list[str]:
-    if name == "master":
-        few = ["-telemetry=false", "-volumeSizeLimitMB=64", "-defaultReplication=001"]
-        return ["-ip=127.0.0.1", f"-mdir={home}", *few]
-    if name == "volume":
-        master = f"-master={at['master']}"
-        return ["-ip=127.0.0.1", f"-dir={home}", "-max=20", master]
-    socket_option = f"-localSocket={home / 'sock'}"
-    if name == "filer":
-        master = f"-master={at['master']}"
-        return [
-            "-ip=127.0.0.1",
-            f"-defaultStoreDir={home}",
-            master,
-            socket_option,
-            "-defaultReplicaPlacement=001",
-        ]
-    there = ["-port.iceberg=0", "-port.lance=0", "-domainName=localhost"]
-    return [f"-filer={at['filer']}", socket_option, *there]

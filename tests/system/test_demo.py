@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 from support.needs import Need
-from support.paths import PROJECT
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP
-from btrfs_ublk.demo import Steps, _clones, _second_act
+from btrfs_ublk.demo import _clones
 from btrfs_ublk.server import FrontEndName
 from btrfs_ublk.testing.registry import REGISTRY
 from btrfs_ublk.units import GIB
@@ -39,23 +38,3 @@ def test_it_runs_through(need: Need, front_end: FrontEndName, virtual: str) -> N
     assert done.returncode == 0, done.stderr
     assert "nothing is left" in done.stdout and "All checks passed" in done.stdout
     assert (REGISTRY.probe() is None) == ("What the image cost" in done.stdout)
-
-
-def test_the_set_up_brings_all_that_is_shown() -> None:
-    library = PROJECT / "scripts/lib/packages.sh"
-    brought = subprocess.check_output(
-        ["bash", "-euc", f". {library}; packages_of_part demo"], text=True
-    )
-    assert REGISTRY.package in brought.split()
-
-
-def test_an_image_needs_a_registry(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert _second_act(Steps(), tmp_path, "auto") is None
-    words = capsys.readouterr().out.split()
-    assert words[:4] == ["No", "image", "is", "shown:"]
-    assert words[-4:] == ["install", "the", "package", "docker-registry"]

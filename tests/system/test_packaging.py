@@ -123,14 +123,3 @@ def test_the_command_and_completions_are_whole(installed: Path) -> None:
     fish = "fish/vendor_completions.d/btrfs-ublk.fish"
     for path in (fish, "zsh/vendor-completions/_btrfs-ublk"):
         assert "_BTRFS_UBLK_COMPLETE" in (share / path).read_text()
-
-
-@pytest.mark.parametrize("arguments", [[], ["tar"], ["deb", "11"], ["rpm", "--check"]])
-def test_the_script_refuses_what_it_does_not_know(arguments: list[str]) -> None:
-    done = subprocess.run(
-        [PROJECT / "scripts/package", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=20,
-    )
-    assert done.returncode == 2 and "scripts/package deb" in done.stderr

@@ -214,30 +214,6 @@ def test_everything_is_killed_at_once(host: Host) -> None:
     assert host.shown("NRestarts") == 3
 
 
-def test_what_is_stored_of_removed_devices_is_forgotten(host: Host) -> None:
-    """Or their connections would never end. It stays while one is only damaged."""
-    host.call("systemctl", "start", "btrfs-ublk.socket")
-    host.up()
-    host.up("two")
-    host.call("mv", "/run/btrfs-ublk/devices/one", "/run/one")
-    host.call("sed", "-i", "s/{/(/", "/run/btrfs-ublk/devices/two/device.json")
-    host.call("systemctl", "kill", "--signal=KILL", "--kill-who=all", SERVICE)
-    host.wait(lambda: host.shown("NFileDescriptorStore") == 1)
-    host.call("sed", "-i", "s/(/{/", "/run/btrfs-ublk/devices/two/device.json")
-    host.call("mv", "/run/one", "/run/btrfs-ublk/devices/one")
-
-
-def test_servers_keep_the_environment_of_their_command(host: Host) -> None:
-    host.call("systemctl", "start", "btrfs-ublk.socket")
-    argv = [sys.executable, "-m", "btrfs_ublk.cli.main", "device", "up", "one"]
-    host.call("env", "ANSWER=42", *argv, host.description, "--front-end", "fuse")
-    before = host.state()
-    host.call("systemctl", "kill", "--signal=KILL", "--kill-who=all", SERVICE)
-    server = host.wait_for_another(before)["server"]["pid"]
-    assert "ANSWER=42\0" in host.call("cat", f"/proc/{server}/environ")
-    assert "NOTIFY_SOCKET" not in host.call("cat", f"/proc/{server}/environ")
-
-
 def test_it_is_stopped_and_started(host: Host) -> None:
     """Its devices are served meanwhile, and it supervises them again."""
     host.call("systemctl", "start", "btrfs-ublk.socket")
@@ -303,11 +279,3 @@ def test_a_device_has_a_unit(host: Host) -> None:
     assert host.state()["server"] == before["server"]
     host.call("systemctl", "stop", "btrfs-ublk@one")
     assert host.device("list", "--json").split() == ["[]"]
-
-
-def test_a_command_starts_one_when_systemd_does_not(host: Host) -> None:
-    host.call("systemctl", "start", "btrfs-ublk.socket")
-    host.call("systemctl", "stop", "btrfs-ublk.socket")
-    host.up()
-    assert host.shown("MainPID") == 0
-    assert any(keeper["revives"] for keeper in host.state()["keepers"])

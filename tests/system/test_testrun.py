@@ -15,7 +15,7 @@ from support.paths import PROJECT
 sys.path.insert(0, str(PROJECT / "scripts/lib"))
 
 import testrun  # noqa: E402
-from testrun import Outcome, Part, Runner  # noqa: E402
+from testrun import Part, Runner  # noqa: E402
 
 MARKERS = "device ublk vm timing thorough containerd2 gate_ublk".split()
 TODAY = date(2026, 3, 20)
@@ -68,44 +68,12 @@ def test_the_gate_has_the_rest() -> None:
     assert selecting(parts, {"device", "ublk", "gate_ublk"}) == ["ublk, Linux latest"]
 
 
-def test_the_kernels_own_ublk_needs_no_vm() -> None:
-    parts = parts_of("gate", ublk=True)
-    assert not any(part.kernel for part in parts)
-    assert selecting(parts, {"device", "ublk"}) == ["devices"]
-
-
 @pytest.fixture
 def quarantine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "quarantine.txt"
     path.write_text("# none\n")
     monkeypatch.setattr(testrun, "QUARANTINE", path)
     return path
-
-
-def test_ten_may_be_in_quarantine(quarantine: Path) -> None:
-    with quarantine.open("a") as file:
-        for number in range(10):
-            print(f"2026-03-19 tests/x.py::test_{number} a slow disk", file=file)
-    entries, faults = testrun.quarantined(TODAY)
-    assert len(entries) == 10 and not faults
-    with quarantine.open("a") as file:
-        print("2026-03-19 tests/x.py::test_10 a slow disk", file=file)
-    assert testrun.quarantined(TODAY)[1] == ["11 tests in quarantine: mend some"]
-
-
-@pytest.mark.parametrize(
-    ("day", "reason", "faults"),
-    [
-        ("2026-03-06", "unknown", 0),
-        ("2026-03-05", "unknown", 1),
-        ("2026-01-01", "udev holds the loop device", 0),
-    ],
-)
-def test_a_cause_has_to_be_found(
-    quarantine: Path, day: str, reason: str, faults: int
-) -> None:
-    quarantine.write_text(f"{day} tests/x.py::test_y {reason}\n")
-    assert len(testrun.quarantined(TODAY)[1]) == faults
 
 
 def result(name: str, outcome: str, **more: Any) -> dict[str, Any]:
@@ -193,23 +161,3 @@ def test_skips_fail_where_all_is_required(
         runner = Replayed([result("a", "passed"), result("b", outcome)])
         runner.run_lanes([[PART]])
         assert testrun.conclude(runner, [], []) == expected
-
-
-def test_a_part_over_its_budget_is_said() -> None:
-    assert "OVER ITS BUDGET" in testrun.row(Outcome(PART, 101.0))
-    assert "OVER" not in testrun.row(Outcome(PART, 99.0))
-
-
-def test_parts_are_chosen_by_name() -> None:
-    machines = [x for x in parts_of("all") if x.kernel and not x.arch]
-    assert [x.name for x in testrun.chosen(machines, ["6.1"])] == [
-        "ublk, Linux 6.12",
-        "FUSE, Linux 6.1",
-    ]
-    assert testrun.chosen(machines, ["arm64"]) == []
-
-
-def test_a_vm_loads_only_what_it_runs() -> None:
-    (gate,) = [x for x in parts_of("gate") if x.kernel]
-    found = testrun.files_for_vm(gate)
-    assert found and all("gate_ublk" in (PROJECT / x).read_text() for x in found)

@@ -84,23 +84,6 @@ def test_it_runs_where_it_is_installed(python: Path) -> None:  # noqa: F811
     assert not re.search(r"^(meson|matplotlib)", packages, re.M)
 
 
-def test_pipx_installs_it(
-    request: pytest.FixtureRequest, wheel: Path, tmp_path: Path  # noqa: F811
-) -> None:
-    """The command is where pipx puts it, and works by its path alone: as with sudo."""
-    places = {"PIPX_HOME": "home", "PIPX_BIN_DIR": "bin", "PIPX_MAN_DIR": "man"}
-    install_with_network(
-        request.config,
-        [sys.executable, "-m", "pipx", "install", wheel],
-        **{name: str(tmp_path / where) for name, where in places.items()},
-    )
-    said = run_outside(
-        [tmp_path / "bin" / "btrfs-ublk", "--version"], PATH="/usr/sbin:/usr/bin"
-    )
-    assert f"btrfs-ublk {btrfs_ublk.__version__}\n" in said
-    assert re.search(r"^ *helpers +(\d+) of \1 of this version$", said, re.M), said
-
-
 @pytest.mark.device
 def test_the_example_project_passes(
     python: Path,  # noqa: F811

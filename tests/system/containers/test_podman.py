@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -23,10 +21,9 @@ from support.registry import REGISTRY, registry_server
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
 from btrfs_ublk.base.gc import collect
 from btrfs_ublk.cli.podman import command
-from btrfs_ublk.containers import storage_conf
 from btrfs_ublk.containers.podman import PodmanStore
 from btrfs_ublk.containers.storage_conf import StorageConf
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.commit import BaseImage
@@ -46,19 +43,6 @@ def podman(*words: object) -> str:
 
 
 COMMENTED = '# of the user\n[storage]\ndriver = "overlay"\n\n'
-
-
-def test_setup_makes_what_an_interrupted_one_has_not(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    words = ("setup", "--write", "--file", tmp_path / "storage.conf", "--store", store)
-    podman(*words)
-    whole = sorted(store.rglob("*"))
-    files = [path for path in whole if path.is_file() and path.name != ".lock"]
-    assert len(files) == 4
-    for path in files:
-        path.unlink()
-        podman(*words)
-        assert sorted(store.rglob("*")) == whole
 
 
 @pytest.mark.parametrize(
@@ -96,50 +80,6 @@ def test_a_file_is_changed_and_restored(before: str, tmp_path: Path) -> None:
     podman(*options, "--undo")
 
 
-def test_a_new_file_begins_with_the_distributions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    vendor, file = tmp_path / "vendor.conf", tmp_path / "storage.conf"
-    text = f'{COMMENTED}[storage.options.overlay]\nmountopt = "nodev"\n'
-    vendor.write_text(text)
-    monkeypatch.setattr(storage_conf, "VENDOR_FILE", vendor)
-    options = ("setup", "--file", file, "--store", tmp_path / "store")
-    podman(*options, "--write")
-    assert file.read_text().startswith(text)
-    assert StorageConf.read(file).names(tmp_path / "store")
-    assert "removed" in podman(*options, "--undo")
-    assert not file.exists() and vendor.read_text() == text
-
-
-@pytest.mark.parametrize(
-    ("before", "what"),
-    [
-        ('[storage]\ndriver = "vfs"\n', "has the driver 'vfs'"),
-        ("[storage.options]\nadditionalimagestores = ['/mine']\n", '["/mine", "'),
-        ("storage.options.size = ''\n", "a form in which nothing can be added"),
-        ("[storage\n", "is not valid TOML"),
-    ],
-)
-def test_what_is_not_understood_stays(before: str, what: str, tmp_path: Path) -> None:
-    file = tmp_path / "storage.conf"
-    file.write_text(before)
-    with pytest.raises(UsageError) as refused:
-        podman("setup", "--write", "--file", file, "--store", tmp_path / "store")
-    assert what in str(refused.value)
-    assert file.read_text() == before and not (tmp_path / "store").exists()
-
-
-def test_images_of_vfs_are_not_shut_out(tmp_path: Path) -> None:
-    file, vfs = tmp_path / "storage.conf", tmp_path / "graph" / "vfs-images"
-    vfs.mkdir(parents=True)
-    file.write_text(f'[storage]\ngraphroot = "{vfs.parent}"\n')
-    with pytest.raises(UsageError, match="with the driver 'vfs'"):
-        podman("setup", "--write", "--file", file, "--store", tmp_path / "store")
-    words = ["setup", "--write", "--file", str(tmp_path / "new.conf")]
-    done = CliRunner().invoke(command, [*words, "--store", str(tmp_path / "store")])
-    assert "such as vfs" in done.output
-
-
 IMAGE = BaseImage(
     name=parse_reference("localhost/app:1"),
     media_type=MANIFEST,
@@ -150,35 +90,6 @@ IMAGE = BaseImage(
     diff_ids=(),
     layers=(),
 )
-
-
-@pytest.mark.parametrize("failing", ["overlay-layers", "overlay-images"])
-def test_what_was_added_outlives_a_failure(
-    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = PodmanStore(tmp_path / "store")
-    store.make()
-    old = store._add("app", ["localhost/app:1"], IMAGE, tmp_path / "sha256:1", 7)
-    usual = store._write
-
-    def write(name: str, records: list[dict[str, Any]]) -> None:
-        if name == failing and len(records) != 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        usual(name, records)
-
-    def paths() -> set[Path]:
-        return {x for x in store.path.rglob("*") if x.suffix != ".lock"}
-
-    before = paths()
-    with monkeypatch.context() as patch:
-        patch.setattr(store, "_write", write)
-        with pytest.raises(BtrfsUblkError, match="cannot write to"):
-            store._add("app", ["localhost/app:2"], IMAGE, tmp_path / "sha256:2", 7)
-    assert store.images() == [old] and paths() == before
-    new = store._add("app", ["localhost/app:2"], IMAGE, tmp_path / "sha256:2", 7)
-    assert store.images() == [new]
-    assert [one["id"] for one in store._read("overlay-layers")] == [new.id]
-    assert len(paths()) == len(before)
 
 
 def test_what_a_killed_command_left_is_removed(tmp_path: Path) -> None:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import random
 import shutil
 import socket
-import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,20 +19,18 @@ import pytest
 from support import snapshotter
 from support.devices import fill
 from support.lazy_images import BIG, Image, Place, elsewhere, some_layers
-from support.processes import ending_with_us, stop
 from support.signing import ec_key, sign
 from support.snapshotter import EXISTS, Client, ask_for, connected, pull, state
 from support.waiting import wait_until
 
 from btrfs_ublk.base.private_dirs import VOLUMES_VARIABLE
 from btrfs_ublk.base.process import run
-from btrfs_ublk.containers import images
 from btrfs_ublk.containers.images import IMAGE_REF, MANIFEST_DIGEST
 from btrfs_ublk.containers.service import serving
 from btrfs_ublk.containers.status import ask
 from btrfs_ublk.containers.store import SNAPSHOT_REF
 from btrfs_ublk.content import Cache
-from btrfs_ublk.device.state import RUN_VARIABLE, devices_directory
+from btrfs_ublk.device.state import RUN_VARIABLE
 from btrfs_ublk.image.documents import SEALED_IN
 from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.pull import pull_image
@@ -47,13 +40,12 @@ from btrfs_ublk.kernel.mount import mounted
 from btrfs_ublk.ops.monitor.metrics import metrics_text
 from btrfs_ublk.units import MIB
 from btrfs_ublk.volume import down_volume, list_volumes, remove_volume
-from btrfs_ublk.volume.store import volume_directory, volumes_directory
+from btrfs_ublk.volume.store import volume_directory
 
 place = snapshotter.place  # a fixture
 root = snapshotter.root  # a fixture
 
 pytestmark = pytest.mark.device
-KILLS = 4
 
 
 @contextmanager
@@ -106,66 +98,6 @@ def test_an_image_arrives_when_it_is_read(place: Place, root: Path) -> None:
         drop(client, lower)
         assert list_volumes() == [] and ImageStore().images() == []
         assert os.listdir(root / "images") == [] and state(root).images == []
-
-
-def test_an_image_goes_when_another_mount_namespace_has_ended(
-    place: Place, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(images, "_AGAIN_S", 0.5)
-    leave = images.Images._leave
-
-    def leave_used(self: images.Images, digest: str) -> None:
-        """Somebody opens it meanwhile."""
-        lock = self._locks[digest]
-        lock.acquire()
-        threading.Timer(0.7, lock.release).start()
-        leave(self, digest)
-
-    monkeypatch.setattr(images.Images, "_leave", leave_used)
-    image = place.push("team/app", *some_layers())
-    with served(place, root) as client:
-        top = pull(client, image)
-        lower = client.info(top).parent
-        words = [
-            "unshare",
-            "-m",
-            "--propagation",
-            "private",
-            "sh",
-            "-c",
-            "echo; read x",
-        ]
-        with subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as other:
-            assert other.stdout is not None and other.stdout.readline()
-            drop(client, top, lower)
-            assert [one.is_up for one in list_volumes()] == [True]
-            other.communicate(b"\n", timeout=60)
-        wait_until(lambda: list_volumes() == [] and ImageStore().images() == [])
-
-
-def test_buildkit_has_names_of_its_own_for_layers(place: Place, root: Path) -> None:
-    """They are of the same layers as those of containerd, and checked as well."""
-    image = place.push("team/app", *some_layers())
-
-    def named(chain_id: str) -> str:
-        return "buildkit-layer-snapshot-v1-" + chain_id.replace(":", "-")
-
-    with served(place, root) as client:
-        top, parent = pull(client, image), ""
-        for number, chain_id in enumerate(image.chain):
-            target = named(chain_id)
-            labels = image.labels(number) | {SNAPSHOT_REF: target}
-            assert ask_for(client, f"key {number}", parent, labels) == EXISTS
-            wanted = f'labels."{SNAPSHOT_REF}"=={target},parent=="{parent}"'
-            (parent,) = client.names(wanted)
-        for name in (top, parent):
-            (mount,) = client.call("View", key=f"view {name}", parent=name).mounts
-            assert (Path(mount.source) / "etc/name").read_text() == "upper\n"
-        other = image.labels(0) | {SNAPSHOT_REF: named(image.chain[1])}
-        assert ask_for(client, "other", "", other) is None
-        assert state(root).fallbacks == {"chain-id": 1}
 
 
 def test_the_cache_of_an_image_has_a_cap(place: Place, root: Path) -> None:
@@ -469,34 +401,6 @@ def test_a_full_disk_is_said_and_leaves_nothing(
         remove_volume(list_volumes()[0].name)
 
 
-def test_a_volume_that_was_removed_takes_its_snapshots_along(
-    place: Place, root: Path
-) -> None:
-    image = place.push("team/app", *some_layers())
-    with served(place, root) as client:
-        client.prepare("ordinary")
-        client.prepare("container", pull(client, image))
-    (volume,) = list_volumes()
-    down_volume(volume.name)
-    remove_volume(volume.name)
-    with served(place, root) as client:
-        assert ask_for(client, "again", "", image.labels(0)) == EXISTS
-        assert client.names() == {"ordinary": "active", "again": "committed"}
-
-
-def test_the_volume_of_somebody_else_is_left_alone(place: Place, root: Path) -> None:
-    image = place.push("team/app", *some_layers())
-    with served(place, root) as client:
-        pull(client, image)
-    place.take_down()
-    shutil.move(root, root.with_name("before"))
-    with served(place, root, require="sealed") as client:
-        with pytest.raises(grpc.RpcError, match="which this snapshotter has not made"):
-            client.call("Prepare", key="one", parent="", labels=image.labels(0))
-        client.call("Cleanup")
-        assert len(list_volumes()) == 1
-
-
 def test_none_waits_for_an_image_that_hangs(place: Place, root: Path) -> None:
     """A registry takes the connection and says nothing. The others come up meanwhile,
     and who asks for the same image gets the same."""
@@ -524,99 +428,3 @@ def test_none_waits_for_an_image_that_hangs(place: Place, root: Path) -> None:
         accepted.close()
         assert [each.result(60) for each in stuck] == [None] * 20
         assert state(root).fallbacks == {"registry": 20}
-
-
-@pytest.mark.data
-def test_a_kill_leaves_nothing_half_made(place: Place, root: Path) -> None:
-    """It is killed while images come and go. After the next start each layer that
-    containerd was told of is there, and in the end nothing is."""
-    images = [place.push(f"team/app{n}", *some_layers(n)) for n in range(2)]
-    moments = random.Random(seed := random.randrange(1 << 32))
-    print(f"seed {seed}")
-    for _ in range(KILLS):
-        with ExitStack() as stack:
-            process = stack.enter_context(serving_process(place, root))
-            with connected(root.with_suffix(".sock")) as client:
-                for name, kind in client.names().items():
-                    if kind == "committed":
-                        (shown,) = client.call("View", key="view", parent=name).mounts
-                        assert (Path(shown.source) / "etc/name").exists()
-                        client.remove("view")
-                worker = threading.Thread(target=come_and_go, args=(client, images))
-                worker.start()
-                threading.Event().wait(moments.uniform(0, 1.5))
-                process.kill()
-                process.wait(60)
-                worker.join(60)
-                assert not worker.is_alive()
-    with served(place, root) as client:
-        while names := client.names():
-            parents = {client.info(name).parent for name in names}
-            drop(client, *(name for name in names if name not in parents))
-        wait_until(lambda: cleaned(client), timeout_s=60)
-        assert not [*root.glob("images/*"), *root.glob("snapshots/*")]
-
-
-@pytest.mark.data
-def test_what_a_kill_has_left_of_volumes_and_devices_goes(
-    place: Place, root: Path
-) -> None:
-    """At the next start, also when no image comes up any more."""
-    tag = "0123456789abcdef"
-    volumes, devices = volumes_directory(make=True), devices_directory(make=True)
-    halves = [top / f".snapshotter-x.{tag}" for top in (volumes, devices)]
-    for half in halves:
-        half.mkdir()
-        (half / "lock").touch()
-    with served(place, root):
-        wait_until(lambda: not any(map(os.path.exists, halves)), timeout_s=60)
-
-
-def cleaned(client: Client) -> bool:
-    """Whether no image is there any more; one that still comes up is not removed."""
-    client.call("Cleanup")
-    return list_volumes() == []
-
-
-def come_and_go(client: Client, images: list[Image]) -> None:
-    """Pull, build and remove until the snapshotter has gone."""
-    with suppress(grpc.RpcError):
-        for turn in itertools.count():
-            for image in images:
-                top = pull(client, image, who=f"{time.monotonic_ns()}")
-                key = f"{turn} {image.sealed}"
-                try:
-                    client.prepare(f"{key} active", top)
-                    client.commit(f"{key} built", f"{key} active")
-                except grpc.RpcError as error:
-                    # It has the name from before it was killed.
-                    if error.code() != EXISTS:
-                        raise
-                    continue
-                if turn % 2:
-                    lower = client.info(top).parent
-                    above = [n for n in client.names() if client.info(n).parent == top]
-                    drop(client, *above, top, lower)
-
-
-@contextmanager
-def serving_process(place: Place, root: Path) -> Iterator[subprocess.Popen[bytes]]:
-    address = root.with_suffix(".sock")
-    address.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "btrfs_ublk.cli.main", "snapshotter", "serve"]
-    options: list[str | Path] = [
-        "--root",
-        root,
-        "--socket",
-        address,
-        "--writable",
-        "256M",
-    ]
-    process = subprocess.Popen(
-        ending_with_us([*command, *options, "--ca-file", place.registry.ca_file])
-    )
-    try:
-        wait_until(address.exists, timeout_s=60)
-        yield process
-    finally:
-        stop(process)

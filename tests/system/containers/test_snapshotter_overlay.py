@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import grpc
 import pytest
 from support.devices import new_btrfs
 from support.needs import Need
-from support.snapshotter import Client, connected, refused
+from support.snapshotter import Client, connected
 from support.trees import GRANTING_ACL, Tree, describe, differences
 from support.volumes import base_tree, change
 
@@ -21,7 +20,7 @@ from btrfs_ublk.base.process import run
 from btrfs_ublk.containers.overlay import merge_overlay
 from btrfs_ublk.containers.service import serving
 from btrfs_ublk.containers.snapshots import MODE, Snapshots
-from btrfs_ublk.containers.store import SNAPSHOT_REF, Kind, RefusedError
+from btrfs_ublk.containers.store import SNAPSHOT_REF, Kind
 from btrfs_ublk.kernel.btrfs import create_snapshot
 from btrfs_ublk.units import MIB
 
@@ -169,66 +168,3 @@ def test_a_killed_merge_goes_on(
         if not was_killed:
             break
     assert number > 3
-
-
-def test_a_merge_is_finished_at_the_start(root: Path, tmp_path: Path) -> None:
-    with served(root) as client:
-        committed(client, tmp_path)
-        seen = changed(client, "container", tmp_path / "mnt")
-    snapshots = Snapshots(root)
-    found = snapshots.stat("container")
-    snapshots._store.set_overlay(found.id, "merging")
-    snapshots.close()
-    with served(root) as client:
-        (mount,) = client.call("Mounts", key="container").mounts
-        assert mount.type == "bind"
-        assert differences(seen, describe(Path(mount.source))) == []
-        client.commit("changed", "container")
-
-
-def test_a_merge_that_fails_stops_no_others(root: Path, tmp_path: Path) -> None:
-    with served(root) as client:
-        committed(client, tmp_path)
-        changed(client, "container", tmp_path / "mnt")
-    snapshots = Snapshots(root)
-    found = snapshots.stat("container")
-    snapshots._store.set_overlay(found.id, "merging")
-    upper = snapshots._path(found) / ".btrfs-ublk-overlay/upper"
-    snapshots.close()
-    # The kernel moves no directory that something is mounted at.
-    (upper / "busy").mkdir()
-    run(["mount", "-t", "tmpfs", "none", upper / "busy"], timeout_s=60)
-    try:
-        snapshots = Snapshots(root)
-        snapshots.prepare("other", "image", {})
-        with pytest.raises(RefusedError, match="is being committed"):
-            snapshots.mounts("container")
-        snapshots.close()
-    finally:
-        run(["umount", upper / "busy"], timeout_s=60)
-    snapshots = Snapshots(root)
-    (mount,) = snapshots.mounts("container")
-    snapshots.close()
-    assert (Path(mount.source) / "busy").is_dir()
-
-
-def test_names_of_ours_are_refused(root: Path, tmp_path: Path) -> None:
-    with served(root) as client:
-        committed(client, tmp_path)
-        client.call("Prepare", key="container", parent="image", labels=OVERLAY)
-        with shown(client, "container", tmp_path / "mnt") as one:
-            (one / ".btrfs-ublk-overlay").mkdir()
-        code, _ = refused(lambda: client.commit("no", "container"))
-        assert code == grpc.StatusCode.INVALID_ARGUMENT
-        with shown(client, "container", tmp_path / "mnt") as one:
-            (one / ".btrfs-ublk-overlay").rmdir()
-        client.commit("yes", "container")
-        directory = client.prepare("image-with-it")
-        (directory / ".btrfs-ublk-overlay").mkdir()
-        client.commit("with-it", "image-with-it")
-        code, _ = refused(
-            lambda: client.call("Prepare", key="x", parent="with-it", labels=OVERLAY)
-        )
-        assert code == grpc.StatusCode.INVALID_ARGUMENT
-        assert "x" not in client.names()
-    assert len(os.listdir(root / "snapshots")) == 3

@@ -152,7 +152,6 @@ def layouts() -> dict[str, Layers]:
     base, empty = tar(*BASE), gzip.compress(b"", mtime=0)
     only = [tar(entry(f"only-{number}", BIG)) for number in range(8)]
     halves = [[each[:5000], each[5000:]] for each in only]
-    members = b"".join(gzip.compress(half, mtime=0) for half in halves[1])
     comment = tarfile.TarInfo("x").create_pax_global_header({"comment": "x" * 40})
     null = {"type": tarfile.CHRTYPE, "devmajor": 1, "devminor": 3}
     return {
@@ -167,14 +166,6 @@ def layouts() -> dict[str, Layers]:
             hard("/etc/again", "/etc/f"),
             entry("/etc/.wh.g"),
         ),
-        "bazel": zipped(
-            tar(directory("./"), directory("./usr/lib/"), link("./lib", "usr/lib")),
-            tar(entry("./lib/y")),
-        ),
-        "jib": zipped(
-            tar(directory("app/"), directory("app/libs/"), entry("app/libs/a", BIG)),
-            tar(entry("app/classes/X"), directory("app/classes/")),
-        ),
         "nix": zipped(
             tar(
                 directory("./nix/store"),
@@ -187,20 +178,14 @@ def layouts() -> dict[str, Layers]:
             tar(directory("/workspace"), entry("/workspace/y")),
         ),
         "umoci-insert": zipped(WHOLE[:END]),
-        "umoci-insert-plain": [(PLAIN, WHOLE[:END], WHOLE[:END])],
         "no-end": zipped(WHOLE[: END + 508]),
         "cut": zipped(WHOLE[: END - 3]),
-        "cut-far": zipped(WHOLE[: END - 600]),
         "dots": zipped(tar(entry("a/../b"), entry("c/../../d"), entry("../../f"))),
         "dots-behind-a-link": zipped(
             tar(directory("d/e"), link("l", "d/e"), entry("l/../x"))
         ),
         "link-up": above(entry("up/new")),
-        "links": above(entry("abs/new"), entry("lib/new2")),
         "link-to-nothing": zipped(tar(link("x", "../../d"), entry("x/in"))),
-        "absolute-link-to-nothing": zipped(tar(link("x", "/d/e"), entry("x/in"))),
-        "hard-absolute": zipped(tar(entry("f"), hard("h", "/f"))),
-        "hard-up": zipped(tar(entry("f"), hard("h", "../../f"))),
         "hard-dots-behind-a-link": zipped(
             tar(
                 entry("d/f"),
@@ -211,37 +196,28 @@ def layouts() -> dict[str, Layers]:
         ),
         "hard-behind-links": above(hard("h", "/abs/a"), hard("h2", "up/a")),
         "hard-to-a-link": above(hard("h", "/abs")),
-        "hard-lower": above(hard("/etc/h", "/etc/f")),
         "hard-to-nothing": zipped(tar(hard("h", "/none"))),
         "whiteouts": above(entry("/etc/.wh.f"), entry("//./.wh.lib")),
         "whiteout-dots": above(entry("x/../etc/.wh.f"), entry("../.wh.lib")),
         "whiteout-behind-links": above(entry("abs/.wh.a")),
-        "whiteout-behind-dots": above(entry("up/.wh.a")),
-        "whiteout-of-a-directory": above(entry(".wh.usr")),
         "whiteout-of-dots": zipped(tar(entry(".wh.."))),
         "opaque": above(
             directory("etc"), entry("/etc/.wh..wh..opq"), entry("/etc/new")
         ),
         "opaque-late": above(entry("etc/new"), entry("etc/.wh..wh..opq")),
-        "opaque-top": above(entry("new"), entry("/.wh..wh..opq")),
         "empty": [(PLAIN, b"", b""), *zipped(base)],
-        "empty-said-to-be-gzip": [(GZIP, b"", b""), *zipped(base)],
         "empty-gzip": [*zipped(base), (GZIP, b"", empty)],
-        "empty-zstd": [*zipped(base), (ZSTD, b"", compressed.zstd(b""))],
         "zeroes": zipped(base, bytes(1024)),
-        "few-zeroes": zipped(base, bytes(512)),
         "only-empty": [(GZIP, b"", empty)],
         "no-layers": [],
         "gzip-and-zeroes": [
             (GZIP, only[0], gzip.compress(only[0], mtime=0) + bytes(512))
         ],
-        "members-and-zeroes": [(GZIP, only[1], members + bytes(512))],
         "zeroes-between-members": [
             (GZIP, only[2], bytes(512).join(map(gzip.compress, halves[2])))
         ],
         "gzip-and-junk": [(GZIP, only[3], gzip.compress(only[3], mtime=0) + b"junk")],
         "frames": [(ZSTD, only[4], b"".join(map(compressed.zstd, halves[4])))],
-        "skippable": [(ZSTD, only[5], compressed.SKIPPABLE + compressed.zstd(only[5]))],
         "foreign": [(_FOREIGN, only[6], gzip.compress(only[6], mtime=0))],
         "another": [(GZIP, only[7], gzip.compress(only[7][:-1], mtime=0))],
         "twice": zipped(
@@ -249,12 +225,7 @@ def layouts() -> dict[str, Layers]:
         ),
         "file-over-directory": above(entry("etc", b"file")),
         "directory-over-file": above(directory("etc/f"), entry("etc/f/x")),
-        "directory-over-link": above(directory("lib"), entry("lib/x")),
-        "file-over-link": above(entry("lib", b"x")),
-        "parents": zipped(tar(entry("a/b/c/d"))),
         "slashes": zipped(tar(directory("a//b/"), entry("a//b//c"), entry("././d"))),
-        "gnu": zipped(tar(entry(f"{'n' * 120}/{'m' * 120}"), form=tarfile.GNU_FORMAT)),
-        "ustar": zipped(tar(entry("n/m", BIG), form=tarfile.USTAR_FORMAT)),
         "pax-global": zipped(comment + base),
         "devices": zipped(
             tar(entry("dev/null", **null), entry("p", type=tarfile.FIFOTYPE))
@@ -308,7 +279,6 @@ def ours(build: Path, layout: Path, layers: Layers) -> Tree | str:
 #: What containerd says, and what we say.
 REFUSALS = {
     "cut": ("unexpected EOF", "Truncated tar archive"),
-    "cut-far": ("unexpected EOF", "Truncated tar archive"),
     "zeroes-between-members": ("EOF", "Truncated tar archive"),
     "another": ("wrong diff id", "it should have"),
     "below-a-file": ("not a directory", "no directory"),

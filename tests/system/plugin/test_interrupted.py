@@ -126,20 +126,6 @@ def test_an_interrupted_session_takes_all_down(
 
 
 @pytest.mark.device
-def test_workers_that_lose_their_session_take_all_down(
-    tmp_path: Path, state_of_system: Callable[[], SystemState]
-) -> None:
-    """pytest-xdist's own process dies of TERM; its workers notice."""
-    before = state_of_system()
-    with session(tmp_path, "-n2") as process:
-        wait_until_up(tmp_path)
-        process.terminate()
-        said = end_of(process)
-    assert "left behind" not in said
-    assert_soon(state_of_system, before, said)
-
-
-@pytest.mark.device
 @pytest.mark.timeout(3600)
 def test_interrupted_at_any_moment(
     tmp_path: Path, state_of_system: Callable[[], SystemState]

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 from support.needs import Need
 from support.system_state import SystemState
-from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP
 from btrfs_ublk.base.helpers import HELPERS_VARIABLE
@@ -193,15 +190,6 @@ def test_wrong_settings_end_the_run(
     assert text in str(result.stderr)
 
 
-def test_empty_settings_are_not_given(pytester: pytest.Pytester) -> None:
-    """As pytest before 8 says it of all that are not."""
-    names = "front_end", "images", "timeout"
-    settings = "".join(f"btrfs_ublk_{name} =\n" for name in names)
-    pytester.makeini(f"[pytest]\n{settings}")
-    pytester.makepyfile("def test_it(): pass")
-    pytester.runpytest_inprocess().assert_outcomes(passed=1)
-
-
 @pytest.mark.parametrize(
     "test, text",
     [
@@ -236,24 +224,6 @@ def test_wrong_markers_fail_the_test(
 
 
 @pytest.mark.device
-def test_a_failed_test_that_has_a_file_open_leaves_no_volume_busy(
-    pytester: pytest.Pytester, state_of_system: Callable[[], SystemState]
-) -> None:
-    before = state_of_system()
-    pytester.makepyfile("""
-        import pytest
-
-        def test_it(btrfs_ublk_volume):
-            file = (btrfs_ublk_volume.target / "file").open("w")
-            with pytest.raises(ZeroDivisionError) as caught:
-                1 / 0
-            assert file is None
-        """)
-    run(pytester).assert_outcomes(failed=1)
-    assert state_of_system() == before
-
-
-@pytest.mark.device
 def test_a_volume_that_is_in_use_is_an_error_that_says_by_whom(
     pytester: pytest.Pytester, state_of_system: Callable[[], SystemState]
 ) -> None:
@@ -282,90 +252,3 @@ def test_a_volume_that_is_in_use_is_an_error_that_says_by_whom(
     assert "still mounted and busy: pid " in str(result.stdout)
     assert "(bash): has open" in str(result.stdout)
     assert state_of_system() == before
-
-
-@pytest.mark.device
-def test_a_volume_with_a_file_that_stays_open_goes_after_the_end_of_pytest(
-    pytester: pytest.Pytester, state_of_system: Callable[[], SystemState]
-) -> None:
-    """And one line says so."""
-    before = state_of_system()
-    pytester.makepyfile("""
-        KEPT = []
-
-        def test_it(btrfs_ublk_volume):
-            KEPT.append((btrfs_ublk_volume.target / "file").open("w"))
-        """)
-    result = run(pytester)
-    result.assert_outcomes(passed=1, errors=1)
-    # After pytest's own summary of the run.
-    last = str(result.stdout).rpartition(" 1 error in ")[2].splitlines()[1:]
-    said = [line for line in [*last, *result.errlines] if line]
-    assert len(said) == 1, said
-    assert "taken down after the end of this process" in said[0]
-    assert re.search(r"has open \S+/mnt/file", said[0]), said
-    wait_until(lambda: state_of_system() == before, state_of_system)
-
-
-def test_fixtures_without_privileges_need_none(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("""
-        import os
-
-        def test_it(btrfs_ublk_seed, btrfs_ublk_range_server):
-            assert os.geteuid() == 65534
-            assert btrfs_ublk_seed.path.stat().st_size
-            assert btrfs_ublk_range_server.put("x", b"x").startswith("http://127.")
-
-        def test_volume(btrfs_ublk_volume): pass
-        """)
-    who = ["unshare", "--user", "--map-user=65534", "--map-group=65534"]
-    if subprocess.run([*who, "true"], stderr=subprocess.DEVNULL).returncode:
-        pytest.skip("user namespaces: unshare(1) makes none here")
-    result = pytester.run(*who, sys.executable, "-m", "pytest", "-ra", timeout=100)
-    result.assert_outcomes(passed=1, skipped=1)
-    assert "root: the effective user is 65534, not 0" in str(result.stdout)
-
-
-def test_it_costs_nothing_where_it_is_not_used(pytester: pytest.Pytester) -> None:
-    """Neither time for imports, nor the usual end by a signal."""
-    pytester.makepyfile("""
-        import signal, sys
-
-        def test_it():
-            ours = {x for x in sys.modules if x.startswith("btrfs_ublk.")}
-            assert not [x for x in ours if not x.startswith("btrfs_ublk.testing")]
-            assert not {"click", "psutil", "rich", "http.server"} & set(sys.modules)
-            assert "btrfs_ublk.testing.plugin" in ours
-            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        """)
-    run(pytester).assert_outcomes(passed=1)
-
-
-def test_its_tests_can_be_chosen(pytester: pytest.Pytester) -> None:
-    """The marker is of all tests that use a fixture, and of no other one."""
-    pytester.makepyfile("""
-        def test_with(btrfs_ublk_range_server): pass
-        def test_without(): pass
-        """)
-    result = pytester.runpytest_inprocess("-m", "btrfs_ublk", "--collect-only", "-q")
-    (chosen,) = [line for line in result.outlines if "::" in line]
-    assert chosen.endswith("::test_with")
-
-
-@pytest.mark.device
-def test_wrong_files_are_shown_at_the_line_of_the_test(
-    pytester: pytest.Pytester, need: Need
-) -> None:
-    """And not at one of ours, behind pages of our frames."""
-    need(BTRFS, LOOP)
-    pytester.makepyfile("""
-        def test_it(btrfs_ublk_volume_factory, btrfs_ublk_range_server):
-            url = btrfs_ublk_range_server.url("nothing")
-            btrfs_ublk_volume_factory(files={"name": url})
-        """)
-    result = run(pytester)
-    result.assert_outcomes(failed=1)
-    result.stdout.re_match_lines([r">\s+btrfs_ublk_volume_factory\(files=.*"])
-    result.stdout.re_match_lines([r"E\s+.*Refused: .*/nothing: HTTP status 404"])
-    result.stdout.no_fnmatch_line("*block_server.py*")
-    result.stdout.no_fnmatch_line("*volume_fixtures.py:*")

@@ -171,19 +171,6 @@ def test_a_node_that_is_killed(
         assert len(gets(origin)) <= 2 * UNITS
 
 
-@pytest.mark.thorough
-def test_a_node_that_is_silent(
-    sanitized_build: Path, tmp_path: Path, origin: ScriptedServer, nodes: Ring
-) -> None:
-    with ExitStack() as stack:
-        mirror = mirror_of(origin, nodes)
-        site = hosts(stack, sanitized_build, mirror, 4, tmp_path)
-        site[0].read_all()
-        nodes.silence(1)
-        at_once(site)  # no read fails, with the deadline that is the default
-        at_once(site)
-
-
 @contextmanager
 def digested_hosts(
     build: Path, mirror: dict[str, Any], count: int, tmp_path: Path
@@ -220,39 +207,6 @@ def test_a_node_that_has_stored_wrong_bytes(
             stats = shell.stats()["lazy"][0]["fetcher"]
             assert 0 < stats["failures"]["wrong_digest"]
             assert stats["read_errors"] == 0
-
-
-@pytest.mark.thorough
-def test_a_ring_that_is_gone(
-    sanitized_build: Path, tmp_path: Path, origin: ScriptedServer, nodes: Ring
-) -> None:
-    with ExitStack() as stack:
-        mirror = mirror_of(origin, nodes)
-        site = hosts(stack, sanitized_build, mirror, 1, tmp_path)
-        for number in range(3):
-            nodes.kill(number)
-        site[0].read_all()
-        assert len(gets(origin)) == UNITS
-
-
-@pytest.mark.thorough
-def test_a_redirecting_origin_is_cached(sanitized_build: Path, tmp_path: Path) -> None:
-    """As registries do that keep their blobs in a store."""
-    with ExitStack() as stack:
-        store = stack.enter_context(scripted_server(served))
-        to = response(f"307 Temporary Redirect\nLocation: {store.url('there?sig=x')}")
-        origin = stack.enter_context(scripted_server(lambda _: to))
-        url = origin.url("").rstrip("/")
-        keys: dict[str, Any] = {"origins": [url], "slice_bytes": UNIT}
-        nodes = stack.enter_context(ring(tmp_path, 2, **keys))
-        token = tmp_path / "token"
-        token.write_text("t0ken\n")
-        token.chmod(0o600)
-        mirror = mirror_of(origin, nodes) | {"bearer_token_file": str(token)}
-        at_once(hosts(stack, sanitized_build, mirror, 3, tmp_path))
-        assert len(gets(store)) == UNITS
-        assert not any("t0ken" in one for one in store.requests)
-        assert all("t0ken" in one for one in gets(origin))
 
 
 @pytest.mark.thorough
@@ -412,29 +366,6 @@ def test_a_redirect_lets_in_only_who_has_a_token(
     assert wrong == ["it gives what the origin refuses to a wrong token (HTTP 206)"]
 
 
-def test_check_says_who_gets_what_an_origin_redirects(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        store = stack.enter_context(scripted_server(served))
-        to = response(f"307 Temporary Redirect\nLocation: {store.url('there')}")
-        origin = stack.enter_context(scripted_server(lambda _: to))
-        keys: dict[str, Any] = {"origins": [origin.url("").rstrip("/")]}
-        nodes = stack.enter_context(ring(tmp_path, 1, slice_bytes=UNIT, **keys))
-        target = Target(nodes.urls[0], origin.url(), UNIT)
-        (finding,) = check_site_cache(target)
-        assert finding.right is False and "--token-file" in finding.hint
-        target = Target(nodes.urls[0], origin.url(), UNIT, "t")
-        findings = list(check_site_cache(target))
-        assert [each.name for each in findings if each.right is False] == []
-
-
-def test_check_finds_nothing_wrong(site: Site) -> None:
-    target = Target(site.nodes.urls[0], site.url, UNIT, site.token)
-    findings = list(check_site_cache(target))
-    assert [each.name for each in findings if not each.right] == []
-    names = {each.name for each in findings}
-    assert names == {"answers", "content", "cached", "slice", "authorisation"}
-
-
 def test_the_command_says_what_is_wrong(site: Site, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text(site.token)
@@ -564,12 +495,6 @@ def test_bad_settings_are_refused(keys: dict[str, Any], words: str) -> None:
         SiteCache(**(good | keys))
 
 
-@pytest.mark.parametrize("text", ["", "a:b", "a:1:2:3", "a:0", "a;b", "a:7:7"])
-def test_bad_nodes_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=f"--nodes {text!r}"):
-        Node.parse(text, "--nodes")
-
-
 def test_the_command_writes_it(tmp_path: Path) -> None:
     output = tmp_path / "conf"
     words = ["--nodes", "127.0.0.1,127.0.0.2", "--origin", "https://o.example:5000"]
@@ -592,22 +517,6 @@ def test_the_command_writes_it(tmp_path: Path) -> None:
     assert link.is_symlink() and output.read_text() == text
 
 
-def test_a_slice_has_the_size_of_a_unit() -> None:
-    words = ["--nodes", "127.0.0.1", "--origin", "https://o.example", "--unit", "300K"]
-    result = CliRunner().invoke(command, ["site-cache", "config", *words])
-    assert isinstance(result.exception, UsageError), result.output
-    assert str(result.exception).startswith("--unit 300K: a unit cannot have 307200")
-    assert "power of two" in str(result.exception)
-
-
-@pytest.mark.parametrize("text", ["2001:db8::1", "[2001:db8::1]"])
-def test_resolvers_of_ipv6_have_brackets(text: str) -> None:
-    cache = SiteCache(
-        [Node("127.0.0.1")], ["https://o"], UNIT, 1 << 30, resolvers=[text]
-    )
-    assert "resolver [2001:db8::1];" in cache.text()
-
-
 @pytest.mark.parametrize("count", [1, 2, 1000])
 def test_a_large_ring_has_no_long_configuration(tmp_path: Path, count: int) -> None:
     nodes = [Node(f"10.0.{n >> 8}.{n & 255}") for n in range(count)]
@@ -615,26 +524,3 @@ def test_a_large_ring_has_no_long_configuration(tmp_path: Path, count: int) -> N
     cache = SiteCache(nodes, ["https://127.0.0.1"], UNIT, 1 << 30, **keys)
     assert len(cache.text().splitlines()) < 300 + 2 * count
     check_configuration(tmp_path, cache)
-
-
-def test_two_nodes_of_one_machine_do_not_collide() -> None:
-    """With an address each, they have the same ports, also that of the fetcher."""
-    nodes = [Node("10.0.0.1"), Node("10.0.0.2")]
-    listens = [
-        re.findall(r"(?m)^    listen (\S+);$", cache.text())
-        for cache in (
-            SiteCache(
-                nodes, ["https://o"], UNIT, 1 << 30, resolvers=["127.0.0.1"], this=this
-            )
-            for this in nodes
-        )
-    ]
-    assert [len(each) for each in listens] == [3, 3]
-    assert not set(listens[0]) & set(listens[1])
-
-
-def test_other_hosts_are_refused(nodes: Ring) -> None:
-    with requests.get(
-        nodes.urls[0] + "/x", headers={"Host": "e.example"}, timeout=9
-    ) as r:
-        assert r.status_code == 421
