@@ -8,6 +8,7 @@ that `btrfs-ublk bench report` can say how a file was made.
 from __future__ import annotations
 
 import math
+import os
 import random
 import shlex
 import sys
@@ -16,7 +17,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from os import environ
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -103,18 +103,12 @@ def repeated(do: Callable[[], None], *, pause_s: float = 0.0) -> Iterator[None]:
 
 
 @contextmanager
-def environment(variables: dict[str, str]) -> Iterator[None]:
-    """Set variables for a time."""
-    with patch.dict(environ, variables):
-        yield
-
-
-@contextmanager
 def apart(directory: Path) -> Iterator[None]:
     """Have directories of our own for all that commands keep, to keep off others."""
     for place in _PLACES.values():
         (directory / place).mkdir(mode=0o700)
-    with environment({name: str(directory / x) for name, x in _PLACES.items()}):
+    places = {name: str(directory / x) for name, x in _PLACES.items()}
+    with patch.dict(os.environ, places):
         yield
 
 

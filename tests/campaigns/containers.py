@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -72,7 +71,6 @@ _PER_POD = 5
 _RESTART_S = {"snapshotter": 0.1, "containerd": 5.0}
 _LONGEST_WORK_S = 0.5
 _PAUSE_S = 0.1
-_LOOK_S = 0.02
 _TIMEOUT_S = 60.0
 #: What a container does: it verifies files of the image, and counts its turns.
 _VERIFY = """
@@ -313,13 +311,9 @@ class Campaign:
         self._names += 1
         return f"pod-{self._names}"
 
-    def _new_container(self, cri: Cri, note: Callable[[str], object] = str) -> str:
-        """Start one; call ``note`` when its pod runs, and when it does."""
+    def _new_container(self, cri: Cri) -> str:
         pod, name = cri.start_pod(self._new_name()), self._new_name()
-        note("pod_s")
-        new = cri.run(pod, self._image.name, name, "/bin/sh", "-c", _VERIFY)
-        note("running_s")
-        return new
+        return cri.run(pod, self._image.name, name, "/bin/sh", "-c", _VERIFY)
 
     def _remove_all(self) -> None:
         self._containers.clear()
@@ -401,17 +395,9 @@ class Campaign:
 
     def _start_new(self, result: Result) -> None:
         """Start a pod as the kubelet does, which tries until one runs, and have a
-        container in it read. Note, from the restart on, when each of both answered,
-        when the try began that had success, and when its pod and it ran."""
-
-        def note(key: str) -> None:
-            result[key] = time.monotonic() - self._restarted_s
-
+        container in it read. Note how long that takes from the restart on."""
         failed = 0
-        watch = threading.Thread(target=self._note_answers, args=[result], daemon=True)
-        watch.start()
         while True:
-            note("tried_s")
             try:
                 with self._asking() as cri:
                     # NB: a containerd that has started before its snapshotter does not
@@ -419,9 +405,9 @@ class Campaign:
                     if not cri.has_image(self._image.name):
                         result["pulled"] = 1
                         cri.pull(self._image.name)
-                    new = self._new_container(cri, note)
+                    new = self._new_container(cri)
                     read = cri.shell(new, "cat /etc/name")
-                    note("new_s")
+                    result["new_s"] = time.monotonic() - self._restarted_s
                     result["refused"] = failed
                     read += cri.shell(new, "sha256sum -c -s /sums; echo $?")
                 if read != "app\n0\n":
@@ -433,19 +419,6 @@ class Campaign:
                     said = error.details() if isinstance(error, grpc.Call) else "-"
                     raise BtrfsUblkError(f"no new container starts: {said}") from None
                 time.sleep(_PAUSE_S)
-
-    def _note_answers(self, result: Result) -> None:
-        waiting = {
-            role: str(self._host.work / f"{role}.sock")
-            for role in ("snapshotter", "containerd")
-        }
-        while waiting and time.monotonic() < self._restarted_s + self._deadline_s:
-            for role, path in list(waiting.items()):
-                with suppress(OSError), socket.socket(socket.AF_UNIX) as asking:
-                    asking.connect(path)
-                    result[f"{role}_s"] = time.monotonic() - self._restarted_s
-                    del waiting[role]
-            time.sleep(_LOOK_S)
 
     @contextmanager
     def _coming_and_going(self, result: Result) -> Iterator[None]:
@@ -583,10 +556,9 @@ class Campaign:
 def tables(document: Document) -> list[Table]:
     """Make a table with a row for each kind of kill."""
     rounds = document["results"]
-    steps = ("undisturbed", "snapshotter", "containerd", "tried", "pod", "running")
     columns = [
         *(summed("kills"), summed("operations")),
-        *(timed(f"{step}_s", 0.5, f"{step} s", 2) for step in steps),
+        timed("undisturbed_s", 0.5, "undisturbed s", 2),
         timed("new_s", 0.5, "new p50 s", 2),
         *(timed("new_s", 0.99, "p99 s", 2), timed("new_s", 1, "max s", 2)),
         Column(
@@ -598,9 +570,8 @@ def tables(document: Document) -> list[Table]:
     note = (
         "The times are from when containerd or the snapshotter were started again, "
         "or else from the kill, until a container of a new pod has read a file; "
-        "undisturbed: before anything is killed. Before them, when both took "
-        "connections again, when the try began that had success, and when its pod ran "
-        "and its container (medians). Pulled again: containerd had come up before the "
+        "undisturbed: before anything is killed. Pulled again: containerd had come up "
+        "before the "
         "snapshotter, and did not know its images any more. Kept: shims without a "
         "task, which containerd had just started when it was killed. Operations are "
         "those of processes that change files of containers."

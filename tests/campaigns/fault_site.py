@@ -15,7 +15,6 @@ import shutil
 import socket
 import socketserver
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -205,7 +204,7 @@ class Node:
 
 
 class Site:
-    """The nodes, their names, and the clock of the host."""
+    """The nodes, and their names."""
 
     def __init__(self, root: Path, one: Node, two: Node, names: Names) -> None:
         self.one, self.two, self.names = one, two, names
@@ -214,10 +213,6 @@ class Site:
     def publish(self) -> None:
         """Have the names lead to where the nodes are."""
         self.names.addresses = {x.name: x.address for x in (self.one, self.two)}
-
-    def set_clock(self, skew_s: int) -> None:
-        with (self._root / "skew").open("r+b", buffering=0) as file:
-            file.write(skew_s.to_bytes(8, sys.byteorder, signed=True))
 
     def mirror(self, kind: str, *, plain_url: str) -> dict[str, Any]:
         """What node one has; with "plain", at that URL."""
@@ -256,7 +251,7 @@ def _write_logins(root: Path, name: str) -> None:
 
 def _change_etc(root: Path) -> None:
     """Have an /etc of our own, for this process and all that it starts, where names are
-    asked of loopback, and the clock is preloaded."""
+    asked of loopback."""
     if _libc.unshare(_CLONE_NEWNS):
         raise OSError(ctypes.get_errno(), "unshare")
     run(["mount", "--make-rprivate", "/"], timeout_s=_TIMEOUT_S)
@@ -265,14 +260,9 @@ def _change_etc(root: Path) -> None:
     for name, text in {
         "resolv.conf": "nameserver 127.0.0.1\n",
         "nsswitch.conf": "hosts: files dns\n",
-        "ld.so.preload": f"{root}/skewed_clock.so\n",
     }.items():
         (etc / name).unlink(missing_ok=True)
         (etc / name).write_text(text)
-    (root / "skew").write_bytes(bytes(8))
-    source = Path(__file__).with_name("skewed_clock.c")
-    words = ["cc", "-shared", "-fPIC", "-D_GNU_SOURCE", f'-DSKEW_FILE="{root}/skew"']
-    run([*words, "-o", root / "skewed_clock.so", source], timeout_s=_TIMEOUT_S)
     run(["mount", "--bind", etc, "/etc"], timeout_s=_TIMEOUT_S)
 
 

@@ -37,7 +37,7 @@ from support.registry import REGISTRY
 from support.s3_server import WEED
 from support.verified_reads import verified_reads
 
-from btrfs_ublk.base.capabilities import LOOP, ROOT, Program, require
+from btrfs_ublk.base.capabilities import LOOP, ROOT, require
 from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.base.process import run
 from btrfs_ublk.bench.origin import NGINX
@@ -74,8 +74,6 @@ _LATE_S = 4
 _KERNEL_READS = {"direct": 1, "mmap": 4}
 _EXPECTED = {"direct": "EIO", "mmap": "SIGBUS"}
 _SPOILT_SHARES = (0.01, 0.1, 1.0)
-_MINUTE_S, _HOUR_S = 60, 3600
-_JUMPS_S = (5 * _MINUTE_S, 3 * _HOUR_S, 15 * _HOUR_S)
 _BLKFLSBUF = 0x1261  # linux/fs.h
 _EXT4_IOC_SHUTDOWN = 0x8004587D  # fs/ext4/ext4.h
 _TIMEOUT_S = 60
@@ -175,13 +173,6 @@ def _link(bed: Bed) -> Iterator[None]:
     bed.site.one.machine.limit(bed.pick((300e3, 2e6, 10e6)))
     yield
     bed.site.one.machine.limit(None)
-
-
-@contextmanager
-def _clock(bed: Bed) -> Iterator[None]:
-    bed.site.set_clock(bed.pick((-1, 1)) * bed.pick(_JUMPS_S))
-    yield
-    bed.site.set_clock(0)
 
 
 @contextmanager
@@ -294,7 +285,6 @@ _OF_SOURCE: dict[str, _Fault] = {
     "certificate": _certificate,
     "node": _node,
     "link": _link,
-    "clock": _clock,
     "spoilt": _spoilt,
     "fetcher": _fetcher,
 }
@@ -308,10 +298,8 @@ _OF_CACHE: dict[str, _Fault] = {
 KINDS = (*_OF_SOURCE, *_OF_CACHE)
 
 
-def _may_fail(kind: str, source: str) -> bool:
-    return kind in _OF_SOURCE.keys() - {"fetcher"} and (
-        kind != "clock" or source == "s3"
-    )
+def _may_fail(kind: str) -> bool:
+    return kind in _OF_SOURCE.keys() - {"fetcher"}
 
 
 def _write_pattern(path: Path) -> None:
@@ -478,7 +466,7 @@ def run_round(
         "source": source,
         "cached": cached,
         "mirrored": mirrored,
-        "may_fail": not mirrored and any(_may_fail(x, source) for x in faults),
+        "may_fail": not mirrored and any(_may_fail(x) for x in faults),
         "deadline_s": deadline_s,
         "seed": seed,
     }
@@ -596,7 +584,7 @@ def tables(document: Document) -> list[Table]:
         help="Of reads.",
     ),
     tables=tables,
-    needs=(ROOT, LOOP, NGINX, REGISTRY, Program("cc", "gcc")),
+    needs=(ROOT, LOOP, NGINX, REGISTRY),
     rounds=24,
     kinds=KINDS,
     front_ends=True,

@@ -350,34 +350,12 @@ def _why(said: str) -> str:
     return "; ".join(lines) or said[-200:]
 
 
-@dataclass
-class _Had:
-    """What a target has had with a corpus, in a file beside it."""
-
-    path: Path
-    executions: int = 0
-    s: float = 0
-
-    @classmethod
-    def read(cls, path: Path) -> _Had:
-        return cls(path, **json.loads(path.read_text())) if path.exists() else cls(path)
-
-    def add(self, result: dict[str, Any]) -> None:
-        self.executions += result["executions"]
-        self.s += result["s"]
-        had = {"executions": self.executions, "s": self.s}
-        self.path.write_text(json.dumps(had) + "\n")
-        result["in_all"], result["in_all_s"] = self.executions, self.s
-
-
 def tables(document: Document) -> list[Table]:
     names = {"target": lambda result: str(result["target"])}
     columns = [
         Column("executions", "executions", digits=0),
         Column("s", "s", digits=0),
         Column("CPU s", "cpu_s", digits=0),
-        Column("of all runs", "in_all", digits=0),
-        Column("s of all", "in_all_s", digits=0),
         Column("edges", "edges", digits=0),
         Column("linked", "linked", digits=0),
         Column("inputs kept", "kept", digits=0),
@@ -392,7 +370,7 @@ def tables(document: Document) -> list[Table]:
         *("--executions", "count"),
         type=options.COUNT,
         default=100_000,
-        help="Of each target, of all runs with this corpus.",
+        help="Of each target.",
     ),
     click.option(
         "--corpus",
@@ -408,16 +386,12 @@ def tables(document: Document) -> list[Table]:
     recorded=("count",),
 )
 def command(run: Run, names: Sequence[str], count: int, corpus: Path) -> None:
-    """Run the TARGETs, else all, until each has had its executions. --limit is for
+    """Run the TARGETs, else all. --limit is for
     all of them together, in equal shares."""
     chosen = names or sorted(TARGETS)
     build(chosen)
     assert run.seed is not None
     for number, target in enumerate(chosen):
-        had = _Had.read(corpus / f"{target}.json")
-        if had.executions >= count:
-            options.progress(f"{target}: it has had {had.executions}")
-            continue
         inputs = corpus / target
         inputs.mkdir(parents=True, exist_ok=True)
         with tempdir(parent=run.directory) as directory:
@@ -425,11 +399,10 @@ def command(run: Run, names: Sequence[str], count: int, corpus: Path) -> None:
                 target,
                 directory,
                 inputs,
-                executions=count - had.executions,
+                executions=count,
                 seed=run.seed,
                 limit_s=(run.end_s - time.monotonic()) / (len(chosen) - number),
             )
-        had.add(result)
         run.add(result, rounds=result["executions"])
         options.progress(f"{target}: {result['executions']} in {result['s']:.0f} s")
 

@@ -438,16 +438,6 @@ class Campaign:
         if left := os.listdir(self._mount / "commits"):
             result["problems"].append(f"is left of a delta: {left}")
 
-    def _index(self, result: Result) -> None:
-        name, layout = self._name(f"indexed-{self._number}:1"), self._top / "work/index"
-        self._expect("commit", NAME, QUIET, "-t", name, *self._ca)
-        words = ("index", name, "-o", layout, "--tag", "1", *self._ca)
-        self._kill(result, words)
-        self._expect("push", f"oci:{layout}:1", name, *self._ca)
-        report = check_image(parse_name(name), self._access, with_btrfs_check=False)
-        result["problems"] += map(str, report.problems)
-        shutil.rmtree(layout)
-
     def _convert(self, result: Result) -> None:
         source = self._name(f"convert-{self._number}:1")
         target = self._name(f"converted-{self._number}:1")
@@ -507,7 +497,6 @@ _KINDS: dict[str, _Kind] = {
     "commit to a registry": Campaign._commit_to_registry,
     "commit a delta": Campaign._commit_delta,
     "apply": Campaign._apply,
-    "index": Campaign._index,
     "convert": Campaign._convert,
     "detach": Campaign._detach,
     "build + build": lambda its, result: its._build(result, "2", "1"),

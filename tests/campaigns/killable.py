@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from support.verified_reads import NoAnswerError
 from btrfs_ublk.base.process import ProcessIdentity, run
 from btrfs_ublk.device import recover_device
 from btrfs_ublk.device.state import device_directory
-from btrfs_ublk.errors import CommandError, LeftoverError
+from btrfs_ublk.errors import LeftoverError
 from btrfs_ublk.server import BlockServer, ZeroSegment
 from btrfs_ublk.volume.store import volume_directory
 
@@ -28,7 +28,6 @@ TIMEOUT_S = 60.0
 _POLL_S = 0.001
 #: What was stopped goes on after that, at most.
 _LONGEST_STOP_S = 0.5
-_LINES = 30
 _CHECK_TIMEOUT_S = 300.0
 
 
@@ -66,11 +65,10 @@ def signal_at_once(
     living: Callable[[str], Sequence[ProcessIdentity]],
     chances: random.Random,
     *,
-    serve_on: Collection[str] = ("servers",),
     timeout_s: float = TIMEOUT_S,
 ) -> tuple[int, int]:
     """Send signals to the living processes of roles, see Signal. Those that get KILL or
-    TERM have ended afterwards, but for roles that may ``serve_on`` after TERM. Those
+    TERM have ended afterwards, but for servers, which may serve on after TERM. Those
     that get STOP get CONT, a random time after all others got theirs.
 
     Returns when it was, or when what was stopped went on (CLOCK_MONOTONIC, in ns), and
@@ -86,7 +84,7 @@ def signal_at_once(
         found = living(one.role)
         got |= dict.fromkeys(found, one.number)
         if one.number == signal.SIGKILL or (
-            one.number == signal.SIGTERM and one.role not in serve_on
+            one.number == signal.SIGTERM and one.role != "servers"
         ):
             ending += found
     stopped = [each for each, number in got.items() if number == signal.SIGSTOP]
@@ -154,15 +152,6 @@ def btrfs_check(name: str) -> str:
         )
     words = done.stdout + done.stderr
     return words[-2000:] if done.returncode else ""
-
-
-def kernel_log() -> str:
-    """Return the kernel log's last lines."""
-    try:
-        lines = run(["dmesg"], timeout_s=10).stdout.splitlines()
-    except CommandError as error:
-        return str(error)
-    return "\n".join(lines[-_LINES:])
 
 
 def where_it_waits(pid: int) -> str:

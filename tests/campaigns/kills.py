@@ -31,7 +31,6 @@ from campaign import Run, by_kind, summed, timed
 from killable import (
     Signal,
     btrfs_check,
-    kernel_log,
     retry,
     serving,
     signal_at_once,
@@ -503,7 +502,7 @@ class Campaign:
         pids += [self._writer.pid] if self._writer else []
         logs = [device_directory(name).log for name in self._names]
         words = [log.read_text()[-4000:] for log in logs if log.exists()]
-        return "\n".join([*map(where_it_waits, pids), *words, kernel_log()[-4000:]])
+        return "\n".join([*map(where_it_waits, pids), *words])
 
 
 @campaign.command(

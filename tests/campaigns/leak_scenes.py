@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import grpc
 from support.images import tagged_image
-from support.snapshotter import connected
 
 from btrfs_ublk.device import show_device
 from btrfs_ublk.kernel import mounted
@@ -21,8 +19,6 @@ from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.kernel.temporary import tempdir
 
 NAME = "one"
-_KEY = "ab" * 32
-_NOT_FOUND = grpc.StatusCode.NOT_FOUND
 
 Words = tuple[object, ...]
 Step = Words | Callable[[], object]
@@ -34,9 +30,7 @@ class Scene:
     ``unless`` is what a repeated command may say instead of doing all again.
     ``resumes``: what it has fetched or made stays, and the next one goes on with it.
     ``recover``: the next start of what it works on, which ends what was begun.
-    ``collect``: this removes what it has fetched, which stays after a signal.
-    ``starting``: it is executed, not forked, to be ended while Python starts as well.
-    ``asked``: it serves until it gets TERM; this is what a client does meanwhile."""
+    ``collect``: this removes what it has fetched, which stays after a signal."""
 
     words: Words
     undo: Sequence[Step] = ()
@@ -46,8 +40,6 @@ class Scene:
     resumes: bool = False
     recover: Sequence[Step] = ()
     collect: Sequence[Step] = ()
-    starting: bool = False
-    asked: Callable[[], object] | None = None
 
 
 class Scenes:
@@ -153,9 +145,6 @@ class Scenes:
             ),
             "gc": Scene(*(("gc",), [left], [left], [("gc",)]), resumes=True),
             "seed create": Scene(create, [seed.unlink], unless="exists"),
-            "seed create, from the start of Python": Scene(
-                create, [seed.unlink], unless="exists", starting=True
-            ),
         }
 
     def _of_images(self) -> dict[str, Scene]:
@@ -239,8 +228,6 @@ class Scenes:
 
     def _of_stores(self) -> dict[str, Scene]:
         place, new = ("-d", self._top / "cache"), self._top / "new-cache"
-        pin = ("cache", "pin", *place, _KEY)
-        unpin = ("cache", "unpin", *place, _KEY)
         nginx = self._work / "nginx.conf"
         return {
             "cache limit": Scene(
@@ -252,24 +239,6 @@ class Scenes:
                 ("cache", "prune", *place, "--to", "0"),
                 [self._copy_cache],
                 [self._images, self._cached, self._copy_cache],
-                [self._drop_cache],
-            ),
-            "cache verify": Scene(
-                ("cache", "verify", *place),
-                (),
-                [self._images, self._cached, self._copy_cache],
-                [self._drop_cache],
-            ),
-            "cache pin": Scene(
-                pin,
-                [unpin],
-                [self._images, self._cached, self._copy_cache],
-                [self._drop_cache],
-            ),
-            "cache unpin": Scene(
-                unpin,
-                [pin],
-                [self._images, self._cached, self._copy_cache, pin],
                 [self._drop_cache],
             ),
             "site-cache config": Scene(
@@ -296,21 +265,12 @@ class Scenes:
             shutil.rmtree(store)
 
         end: list[Step] = [*self._gone, ("image", "gc"), remove_store]
-        root = self._top / "mnt/snapshots"
-        socket = self._work / "socket"
         return {
             "podman setup": Scene(
                 (*conf, "--write"), [(*conf, "--undo"), remove_store], resumes=True
             ),
             "podman add": Scene(add, [drop], start, end, "already"),
             "podman remove": Scene(drop, [add], [*start, add], end, "no "),
-            "snapshotter serve": Scene(
-                ("snapshotter", "serve", "--root", root, "--socket", socket),
-                (),
-                [self._create],
-                self._gone,
-                asked=lambda: _use_snapshotter(socket),
-            ),
         }
 
     # What scenes need.
@@ -381,27 +341,3 @@ class Scenes:
             os._exit(1)
         _, status = os.waitpid(pid, 0)
         assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
-
-
-def _use_snapshotter(socket: Path) -> None:
-    """Do what containerd does, and remove all that is there, also of the last time."""
-    with connected(socket) as client:
-        client.prepare("a")
-        client.commit("lower", "a")
-        client.prepare("b", "lower")
-        _remove_all(("b", "lower"), client.remove)
-
-
-def clear_snapshotter(socket: Path) -> None:
-    """Remove what was left by a client whose snapshotter had ended."""
-    with connected(socket) as client:
-        _remove_all(("b", "lower", "a"), client.remove)
-
-
-def _remove_all(keys: Iterable[str], remove: Callable[[str], None]) -> None:
-    for key in keys:
-        try:
-            remove(key)
-        except grpc.RpcError as error:
-            if error.code() != _NOT_FOUND:
-                raise

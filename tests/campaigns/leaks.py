@@ -3,21 +3,19 @@
 ``scripts/torture leaks --help``, with mounts and processes of its own. In each round, a
 command gets INT, TERM, HUP or KILL at one of its system calls (its third openat, say)
 of those that make, change, wait for or tell something; or its process group does, as by
-Ctrl-C in a terminal. A command that serves gets it at an audit event of Python (as for
-each file that it opens), in whichever thread. A round counts when the command has got
-so far. After INT, TERM and HUP, all must be as before it or as after it: mounts, loop
-devices, processes, files, and what the daemon has open. After KILL, ``btrfs-ublk gc``,
-``device gc`` and the same command again must lead to what it leads to alone, and
-undoing that back to what was before. Things of others that look like ours must never
-change. Commands are forks of this process, which has imported all of the package, so
-most rounds take less than a second. Several campaigns may run at once.
+Ctrl-C in a terminal. A round counts when the command has got so far. After INT, TERM
+and HUP, all must be as before it or as after it: mounts, loop devices, processes,
+files, and what the daemon has open. After KILL, ``btrfs-ublk gc``, ``device gc`` and
+the same command again must lead to what it leads to alone, and undoing that back to
+what was before. Things of others that look like ours must never change. Commands are
+forks of this process, which has imported all of the package, so most rounds take less
+than a second. Several campaigns may run at once.
 """
 
 from __future__ import annotations
 
 import atexit
 import gc
-import mmap
 import os
 import pkgutil
 import random
@@ -37,10 +35,9 @@ from typing import NamedTuple
 
 import campaign
 import click
-import grpc
 import psutil
 from call_events import CALL_EVENTS, CallEvent, tracepoints
-from leak_scenes import NAME, Scene, Scenes, Step, Words, clear_snapshotter
+from leak_scenes import NAME, Scene, Scenes, Step, Words
 
 import btrfs_ublk
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
@@ -65,15 +62,6 @@ _CALLS = tuple(
     " renameat2 rmdir sendmsg sendto symlink symlinkat umount2 unlink unlinkat vfork"
     " wait4 waitid write".split()
 )
-#: What begins so is an audit event of something that may fail or change something.
-_EVENTS = ("open", "os.", "shutil.", "subprocess.", "socket.", "fcntl.", "sqlite3.")
-#: A frame of ours in a traceback; but NB: until its first lines have run, a package
-#: cannot keep Python from printing one.
-_OUR_FRAME = re.compile(rf'File "{btrfs_ublk.__path__[0]}/(?!__init__\.py")')
-#: What Python says by itself when it gets INT before that. Of our own, a command never
-#: says it.
-_OF_PYTHON = ("KeyboardInterrupt", "failed to set __main__.__loader__")
-_PROGRAM = Path(sys.executable).with_name("btrfs-ublk")
 _TIMEOUT_S = 240.0
 _SETTLE_S = 10.0
 
@@ -101,15 +89,8 @@ class Runner:
         #: All tags that servers of ours ever had.
         self._tags: set[str] = set()
 
-    def fork(
-        self,
-        words: Words,
-        begin: Callable[[], object] = lambda: None,
-        *,
-        starting: bool = False,
-    ) -> int:
-        """Start a command, which calls ``begin`` first; ``starting``: and then executes
-        an interpreter."""
+    def fork(self, words: Words, begin: Callable[[], object] = lambda: None) -> int:
+        """Start a command, which calls ``begin`` first."""
         pid = os.fork()
         if pid == 0:
             try:
@@ -125,8 +106,6 @@ class Runner:
                 atexit._clear()
                 sys.argv[:] = ["btrfs-ublk", *map(str, words)]
                 begin()
-                if starting:
-                    os.execv(_PROGRAM, sys.argv)
                 main.main()
             finally:
                 os._exit(70)
@@ -136,15 +115,13 @@ class Runner:
         self,
         words: Words,
         watch: Callable[[int], AbstractContextManager[object]] | None = None,
-        *,
-        starting: bool = False,
     ) -> tuple[int, str]:
         """Return its status, and what it said. ``watch`` gets its process before it
-        begins, and is left after its end. ``starting``: see fork()."""
+        begins, and is left after its end."""
         if watch is None:
             return self._wait(self.fork(words), words), self._said()
         stop = partial(signal.raise_signal, signal.SIGSTOP)
-        pid = self.fork(words, stop, starting=starting)
+        pid = self.fork(words, stop)
         os.waitpid(pid, os.WUNTRACED)
         with watch(pid):
             os.kill(pid, signal.SIGCONT)
@@ -166,39 +143,6 @@ class Runner:
             raise BtrfsUblkError(f"{words[0]} {words[1]} hangs")
         return os.waitstatus_to_exitcode(status)
 
-    def serve(
-        self, words: Words, ask: Callable[[], object], at: int, number: signal.Signals
-    ) -> tuple[int, int, str]:
-        """Run a command that serves, and send a signal at an audit event, 0: none; TERM
-        when the client has ended. Return its status, the events, and what it said."""
-        count = mmap.mmap(-1, 8)
-
-        def note(event: str, _: object) -> None:
-            if event.startswith(_EVENTS):
-                so_far = int.from_bytes(count[:8], "little") + 1
-                count[:8] = so_far.to_bytes(8, "little")
-                if so_far == at:
-                    os.kill(os.getpid(), number)
-
-        pid = self.fork(words, lambda: sys.addaudithook(note))
-        client = os.fork()
-        if client == 0:
-            with suppress(grpc.RpcError, grpc.FutureTimeoutError):
-                close_all_but(())
-                forget_handlers()
-                ask()
-            os._exit(0)
-        # It waits for a server that has ended.
-        while not os.waitpid(client, os.WNOHANG)[0]:
-            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                os.kill(client, signal.SIGKILL)
-                os.waitpid(client, 0)
-                break
-            time.sleep(0.002)
-        os.kill(pid, signal.SIGTERM)
-        status = self._wait(pid, words)
-        return status, int.from_bytes(count[:8], "little"), self._said()
-
     def do(self, steps: Sequence[Step]) -> None:
         """Do steps that must work."""
         for step in steps:
@@ -209,7 +153,7 @@ class Runner:
             if status:
                 raise BtrfsUblkError(f"{step[0]} {step[1]}: {status}: {said[-300:]}")
 
-    def calls(self, words: Words, *, starting: bool) -> list[Call]:
+    def calls(self, words: Words) -> list[Call]:
         """Return of which system calls a command consists that works."""
         counts: dict[str, int] = {}
 
@@ -223,7 +167,7 @@ class Runner:
                 yield
                 counts.update((name, event.count) for name, event in events.items())
 
-        status, said = self.run(words, count, starting=starting)
+        status, said = self.run(words, count)
         if status:
             raise BtrfsUblkError(f"{words[0]} {words[1]}: {status}: {said[-300:]}")
         return [Call(x, 1 + n) for x, number in counts.items() for n in range(number)]
@@ -350,7 +294,7 @@ def parse_point(_context: object, _parameter: object, text: str | None) -> Point
         return None
     names = {x.name: x for x in SIGNALS}
     found = re.fullmatch(r"(\w+)( to the group)? at (\w+) (\d+)", text)
-    if not found or found[1] not in names or found[3] not in (*_CALLS, "event"):
+    if not found or found[1] not in names or found[3] not in _CALLS:
         raise click.BadParameter(f"{text!r} is none, as 'SIGKILL at unlinkat 2' is")
     return Point(Call(found[3], int(found[4])), names[found[1]], bool(found[2]))
 
@@ -382,16 +326,14 @@ class Campaign:
         runner = self.runner
         runner.do(scene.before)
         # Once without counting: what is made once only, as the daemon, is there then.
-        self._calls(scene)
-        runner.do(scene.undo)
+        runner.do([scene.words, *scene.undo])
         before = runner.rest()
-        calls = self._calls(scene)
+        calls = runner.calls(scene.words)
         after = runner.rest()
         runner.do(scene.undo)
         if (again := runner.settled(before)) != before:
             raise BtrfsUblkError(f"undone: {differences(again, before)}")
-        groups = (False,) if scene.asked else (False, True)
-        points = [Point(*each) for each in product(calls, SIGNALS, groups)]
+        points = [Point(*x) for x in product(calls, SIGNALS, (False, True))]
         chosen = self._chances.sample(points, len(points))
         if self._only is not None:
             chosen = [self._only] * rounds
@@ -400,11 +342,7 @@ class Campaign:
             if done == rounds or time.monotonic() > end_s:
                 break
             foreign = self._look()
-            if scene.asked is None:
-                round_ = self._round(scene, point, before, after)
-            else:
-                faults = self._serving_round(scene, point, before)
-                round_ = Round(point, True, faults)
+            round_ = self._round(scene, point, before, after)
             if self._look() != foreign:
                 round_.faults.append("a thing of others has changed")
             done += round_.reached
@@ -413,55 +351,13 @@ class Campaign:
                 self._restore(scene, before)
         runner.do(scene.end)
 
-    def _calls(self, scene: Scene) -> list[Call]:
-        """Let it do all it does, and return of which calls that consists."""
-        if scene.asked is None:
-            return self.runner.calls(scene.words, starting=scene.starting)
-        return [Call("event", number + 1) for number in range(self._serve(scene))]
-
     def _restore(self, scene: Scene, before: State) -> None:
         runner = self.runner
         for step in (("gc",), ("device", "gc"), scene.words, *scene.undo):
-            if scene.asked is None or step != scene.words:
-                with suppress(BtrfsUblkError, OSError):
-                    runner.do([step])
+            with suppress(BtrfsUblkError, OSError):
+                runner.do([step])
         if runner.settled(before) != before:
             raise BtrfsUblkError("a fault could not be undone")
-
-    def _serve(self, scene: Scene) -> int:
-        """Let a client be served, and return how many events that is."""
-        assert scene.asked is not None
-        status, events, said = self.runner.serve(
-            scene.words, scene.asked, 0, signal.SIGTERM
-        )
-        if status != 128 + signal.SIGTERM:
-            raise BtrfsUblkError(f"{scene.words[0]}: {status}: {said[-300:]}")
-        return events
-
-    def _serving_round(self, scene: Scene, point: Point, before: State) -> list[str]:
-        """What its client has made stays until the client removes it, whatever the
-        signal was; all else goes with it, or with the next one."""
-        assert scene.asked is not None
-        runner, number = self.runner, point.signal
-        status, _, said = runner.serve(
-            scene.words, scene.asked, point.call.number, number
-        )
-        faults = []
-        if "Traceback" in said:
-            faults.append(f"a traceback: {said[-300:]}")
-        if status not in (-number, 128 + number, 128 + signal.SIGTERM, -signal.SIGTERM):
-            faults.append(f"exit status {status}: {said[-300:]}")
-        if number == signal.SIGKILL:
-            runner.run(("gc",))
-        socket = Path(str(scene.words[-1]))
-        status, _, said = runner.serve(
-            scene.words, lambda: clear_snapshotter(socket), 0, signal.SIGTERM
-        )
-        if status != 128 + signal.SIGTERM:
-            faults.append(f"again: exit status {status}: {said[-300:]}")
-        if (now := runner.settled(before)) != before:
-            faults.append(differences(now, before))
-        return faults
 
     def _round(self, scene: Scene, point: Point, before: State, after: State) -> Round:
         runner, (at, number, group) = self.runner, point
@@ -475,16 +371,14 @@ class Campaign:
                 yield
                 sent = call.sent
 
-        status, said = runner.run(scene.words, signalled, starting=scene.starting)
+        status, said = runner.run(scene.words, signalled)
         faults = []
-        early = scene.starting and any(words in said for words in _OF_PYTHON)
-        if not early or _OUR_FRAME.search(said):
-            if "Traceback" in said:
-                faults.append(f"a traceback: {said[-300:]}")
-            # While modules are imported, a signal ends the process at once.
-            ends = {-number} if sent and number == signal.SIGKILL else {0, -number}
-            if status not in ends | {128 + number}:
-                faults.append(f"exit status {status}: {said[-300:]}")
+        if "Traceback" in said:
+            faults.append(f"a traceback: {said[-300:]}")
+        # While modules are imported, a signal ends the process at once.
+        ends = {-number} if sent and number == signal.SIGKILL else {0, -number}
+        if status not in ends | {128 + number}:
+            faults.append(f"exit status {status}: {said[-300:]}")
         if number == signal.SIGKILL or scene.resumes:
             runner.run(("gc",))
             runner.run(("device", "gc"))

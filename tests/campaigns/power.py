@@ -4,10 +4,10 @@
 written to it (disks.py): a plain btrfs, ext4 or xfs, and in it volumes with their
 sprouts, maps and caches, the store of images, forks, and snapshots for containers. At
 first, power_work.py uses them, and notes what was acknowledged when. Then states are
-laid out that a loss of power may leave, at random moments. In each, the kernel mounts
-the disk as after a reboot; all that was acknowledged must be there, nothing else may be
-wrong, and all goes on: volumes come up, and what is half-made goes. All random choices
-follow from --seed.
+laid out that a loss of power may leave, at random moments, torn at any sector. In each,
+the kernel mounts the disk as after a reboot; all that was acknowledged must be there,
+nothing else may be wrong, and all goes on: volumes come up, and what is half-made goes.
+All random choices follow from --seed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import campaign
 import click
@@ -40,7 +41,7 @@ from power_work import (
     known,
     write_synced,
 )
-from support.disks import FileSystem, Replay, mounted_disk, recording
+from support.disks import SECTOR, FileSystem, Replay, mounted_disk, recording
 from support.images import tagged_image
 from support.registry import REGISTRY, Registry, registry_server
 
@@ -138,7 +139,10 @@ class Campaign:
         number = 0
         # In several passes, so that a limit of time does not leave the end out.
         while number < count:
-            replay = Replay(self._top / "initial", self._log, self._top / "durable")
+            replay = Replay(
+                *(self._top / "initial", self._log, self._top / "durable"),
+                sector_bytes=SECTOR,
+            )
             under_way = replay.under_way()
             size = min(_PASS, count - number)
             for cut in sorted(_cut(under_way, self._chances) for _ in range(size)):
@@ -316,9 +320,8 @@ def command(run: Run, steps: int, kind: FileSystem, up_every: int) -> None:
     (top / "registry").mkdir()
     server = stack.enter_context(registry_server(top / "registry", tls=True))
     places = {VOLUMES_VARIABLE: "volumes", IMAGES_VARIABLE: "images"}
-    stack.enter_context(
-        campaign.environment({x: str(top / "disk" / y) for x, y in places.items()})
-    )
+    on_disk = {name: str(top / "disk" / each) for name, each in places.items()}
+    stack.enter_context(patch.dict(os.environ, on_disk))
     # Each state is that of another boot.
     (top / "boot_id").write_text(f"{uuid.uuid4()}\n")
     run_program(["mount", "--bind", top / "boot_id", BOOT_ID], timeout_s=_TIMEOUT_S)

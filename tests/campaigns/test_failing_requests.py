@@ -59,6 +59,7 @@ def _fail(build: Path, path: Path, name: str, kind: str, at: Iterator[int]) -> N
         ("start", ALLOCATION, 500),
         ("start", EVERY_LATER, 500),
         ("start", "pread", 2),
+        ("start", "open", 1),
         ("fetch", ALLOCATION, 9000),
         ("fetch", "open", 2),
         ("fetch-look-up", ALLOCATION, 9000),
@@ -70,18 +71,6 @@ def test_calls_that_fail_from_the_start(
     """What has to be read may come late, and an end has a message."""
     at = numbers(random.Random(1), step)
     _fail(sanitized_build, tmp_path, name, kind, at)
-
-
-def test_no_descriptor_for_the_program_that_fetches(
-    sanitized_build: Path, tmp_path: Path
-) -> None:
-    """The server served without it, so that reads failed until it was restarted."""
-    _fail(sanitized_build, tmp_path, "start", "open", iter([1]))
-
-
-def test_no_descriptor_to_write_to_a_map(sanitized_build: Path, tmp_path: Path) -> None:
-    """SQLite only read it then, and what has to be written failed from then on."""
-    _fail(sanitized_build, tmp_path, "start", "open", iter(range(2, 18)))
 
 
 @pytest.mark.device

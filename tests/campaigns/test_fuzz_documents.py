@@ -77,44 +77,37 @@ _HEADER |= {k: "ab" * 32 for k, kind in pack._TYPES.items() if kind is str}
 _HEADER |= {"device_bytes": 1 << 40, "fsid": "6d0f9fa0-8ad1-4f6b-b1b5-7b3a1b7d5f11"}
 _LAYER = {"chain_id": _DIGEST, "diff_id": _DIGEST, "subvolume": 256}
 _HEADER |= {k: {} for k, kind in pack._TYPES.items() if kind is dict}
+_PLATFORM = {"platform": {"os": "linux", "architecture": "amd64"}}
+_MANIFEST = {"schemaVersion": 2, "config": _BLOB, "layers": [_BLOB, _BLOB]}
+_INDEX = {"schemaVersion": 2, "manifests": [_BLOB | _PLATFORM]}
+_PACK = _HEADER | {"extents": [[0, 4096]], "layers": [_LAYER], "sources": []}
+_HOSTS = b"""
+[[via]]
+for = "a.example:5000"
+caches = ["http://127.0.0.1:1"]
+[[via]]
+for = "*"
+plain = true
+caches = ["http://c:1"]
+"""
+_VOLUME = b"""
+size = "1T"
+writable = "20G"
+mount = "/srv/i"
+deadline = 5
+[[file]]
+path = "a"
+url = "https://h/a"
+size = 5
+[[file]]
+path = "b"
+source = { kind = "http", url = "http://h/b" }
+"""
 TARGETS = {
-    "manifest": Target(
-        _manifest,
-        [
-            _json({"schemaVersion": 2, "config": _BLOB, "layers": [_BLOB, _BLOB]}),
-            _json(
-                {
-                    "schemaVersion": 2,
-                    "manifests": [
-                        _BLOB | {"platform": {"os": "linux", "architecture": "amd64"}}
-                    ],
-                }
-            ),
-        ],
-    ),
-    "pack": Target(
-        _pack,
-        [
-            _json(_HEADER | {"extents": [[0, 4096]], "layers": [_LAYER], "sources": []})
-            + b"\n"
-            + bytes(8192)
-        ],
-    ),
-    "hosts": Target(
-        _hosts,
-        [
-            b'[[via]]\nfor = "a.example:5000"\ncaches = ["http://127.0.0.1:1"]\n'
-            b'[[via]]\nfor = "*"\nplain = true\ncaches = ["http://c:1"]\n'
-        ],
-    ),
-    "definition": Target(
-        _definition,
-        [
-            b'size = "1T"\nwritable = "20G"\nmount = "/srv/i"\ndeadline = 5\n'
-            b'[[file]]\npath = "a"\nurl = "https://h/a"\nsize = 5\n'
-            b'[[file]]\npath = "b"\nsource = { kind = "http", url = "http://h/b" }\n'
-        ],
-    ),
+    "manifest": Target(_manifest, [_json(_MANIFEST), _json(_INDEX)]),
+    "pack": Target(_pack, [_json(_PACK) + b"\n" + bytes(8192)]),
+    "hosts": Target(_hosts, [_HOSTS]),
+    "definition": Target(_definition, [_VOLUME]),
 }
 
 
@@ -125,31 +118,10 @@ def take(name: str, data: bytes, directory: Path) -> None:
 
 
 #: What takes the place of parts of documents.
-WORDS = (
-    b"[",
-    b"{",
-    b'"',
-    b"]",
-    b"}",
-    b"null",
-    b"-1",
-    b"1e999",
-    b"\xff",
-    b"\\ud800",
-    b"\0",
-)
-WORDS += (
-    b"9" * 5000,
-    b"[" * 3000,
-    b"true",
-    b'""',
-    b"[]",
-    b"{}",
-    b",",
-    b"\n",
-    b"=",
-    b"#",
-)
+WORDS = [
+    x.encode() for x in '[ { " ] } null -1 1e999 \\ud800 true "" [] {} , = #'.split()
+]
+WORDS += [b"\xff", b"\0", b"\n", b"9" * 5000, b"[" * 3000]
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))

@@ -43,7 +43,7 @@ class Fetching(Runner):
             assert not callable(step)
             self.run(step)
 
-    def calls(self, words: Words, *, starting: bool) -> list[Call]:
+    def calls(self, words: Words) -> list[Call]:
         self.run(words)
         return [Call("close", 1)]
 
