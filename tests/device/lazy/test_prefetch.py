@@ -1,4 +1,4 @@
-"""Prefetching into the cache, by trace or by range; and traces of first reads."""
+"""Prefetching into the cache, by trace or by range."""
 
 from __future__ import annotations
 
@@ -175,8 +175,9 @@ def test_keeps_to_its_rate(server: BlockServer) -> None:
     with pytest.raises(Refused, match="running already"):
         client.prefetch()
     ended = until_over(client, begun)
-    assert ended.fetched_bytes == ORIGIN_BYTES and ended.bytes_per_s == 2 * MIB
-    assert ended.seconds > 1.8
+    assert ended.is_complete and ended.bytes_per_s == 2 * MIB
+    # Others on the machine may have read some of it before.
+    assert ended.seconds > 0.9 * ended.fetched_bytes / (2 * MIB)
 
 
 @fuse

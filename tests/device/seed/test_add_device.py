@@ -28,7 +28,6 @@ from btrfs_ublk.base.capabilities import BTRFS_PROGS, MKFS_BTRFS, Helper
 from btrfs_ublk.base.gc import collect
 from btrfs_ublk.base.helpers import ADD_DEVICE, MKSEED, helper_path
 from btrfs_ublk.base.process import run
-from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel import loop_device, mounted
 from btrfs_ublk.kernel.btrfs import add_device
 from btrfs_ublk.kernel.mount import Mount
@@ -148,14 +147,6 @@ def test_nothing_keeps_the_mount_busy_when_it_is_done(plain: Mount, more: Path) 
         run(["mount", source, plain.target], timeout_s=TIMEOUT_S)
         removal = ["btrfs", "device", "remove", more, plain.target]
         run(removal, timeout_s=TIMEOUT_S)
-
-
-def test_what_the_kernel_refuses_is_told(plain: Mount, sparse_path: Path) -> None:
-    with pytest.raises(BtrfsUblkError, match="cannot add /dev/null.*: Block dev") as it:
-        add_device(plain.target, Path("/dev/null"))
-    assert it.value.hint is not None and "dmesg" in it.value.hint
-    with pytest.raises(BtrfsUblkError, match=f"{sparse_path}/no: No such file"):
-        add_device(sparse_path / "no", Path("/dev/null"))
 
 
 def only_in_a_virtual_machine() -> None:

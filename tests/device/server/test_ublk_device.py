@@ -1,4 +1,5 @@
-"""What only ublk devices have: numbers, and records of the driver that carry tags."""
+"""What only ublk devices have: numbers, records of the driver that carry tags, features
+of the driver, and owners that are not root."""
 
 from __future__ import annotations
 

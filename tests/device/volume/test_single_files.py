@@ -1,4 +1,4 @@
-"""``btrfs-ublk volume add-file`` and ``remove-file``: of a volume that is up."""
+"""Files of a volume that is up: added, removed, and how much of each was fetched."""
 
 from __future__ import annotations
 
