@@ -18,7 +18,7 @@ from btrfs_ublk.errors import UsageError
     but=(
         *("main", "map_stats", "mirror_options", "volume_options", "volume_trees"),
         *("image_convert", "image_forks", "image_list", "image_options"),
-        *("image_run", "image_warm", "volume_files"),
+        *("image_run", "image_warm", "volume_files", "volume_snapshots"),
     ),
     invoke_without_command=True,
     no_args_is_help=True,

@@ -38,6 +38,12 @@ from btrfs_ublk.cli.volume_options import (
     volume_name,
     volumes_base,
 )
+from btrfs_ublk.cli.volume_snapshots import (
+    remove_snapshot,
+    rollback,
+    snapshot,
+    snapshots,
+)
 from btrfs_ublk.cli.volume_trees import add_image, add_tree
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
 from btrfs_ublk.units import exact_size, format_size, parse_block_size
@@ -175,7 +181,7 @@ def down(name: str, base: Path | None, as_json: bool) -> None:
 def remove(name: str, yes: bool, base: Path | None, as_json: bool) -> None:
     """Remove a volume that is down, with its data.
 
-    All that was written to it is lost. Asks before, without --yes.
+    All that was written to it is lost, and its snapshots. Asks before, without --yes.
     """
     volume = volumes.show_volume(name, base=base)
     if not yes:
@@ -349,6 +355,7 @@ def _print(volume: volumes.KeptVolume) -> None:
         ("used", _rough(volume.used_bytes)),
         ("cache", volume.cache or "-"),
         *([("complete", volume.complete)] if volume.complete else []),
+        *([("snapshots", " ".join(volume.snapshots))] if volume.snapshots else []),
         ("kept in", volume.directory),
     ]
     for name, value in lines:
@@ -363,5 +370,7 @@ def _print(volume: volumes.KeptVolume) -> None:
         click.echo(f"{'':14} and {more} more: --json has all")
 
 
-for _each in (add_file, remove_file, add_image, add_tree):
+for _each in (add_file, remove_file, add_image, add_tree, snapshot, snapshots):
+    command.add_command(_each)
+for _each in (rollback, remove_snapshot):
     command.add_command(_each)

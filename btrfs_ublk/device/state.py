@@ -56,11 +56,11 @@ class StateError(BtrfsUblkError):
     """A device's files are not valid. They were left as they are."""
 
 
-def check_name(name: str) -> str:
-    """Return the name. Raises UsageError when no device can have it."""
+def check_name(name: str, what: str = "a device or a volume") -> str:
+    """Return the name. Raises UsageError when no device can have it, nor ``what``."""
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} cannot be the name of a device or a volume",
+            f"{name!r} cannot be the name of {what}",
             hint="a name has 1 to 64 of A-Z a-z 0-9 . _ -, and begins with a letter "
             "or digit",
         )

@@ -10,7 +10,7 @@ import stat
 import struct
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from btrfs_ublk.base.helpers import ADD_DEVICE, helper_path
@@ -61,6 +61,10 @@ _LIMIT_MOST = 1
 #: that of what it is a snapshot of; 504 bytes in all.
 _SUBVOL_INFO = struct.Struct("=Q256x32x16s16s")
 _SUBVOL_INFO_BYTES = 504
+#: In the same: flags, of which the first is BTRFS_ROOT_SUBVOL_RDONLY, and the seconds
+#: of its last change and of its making (ctime, otime).
+_SUBVOL_FLAGS = struct.Struct("=288xQ")
+_SUBVOL_TIMES = struct.Struct("=376xQ8xQ")
 #: struct btrfs_ioctl_ino_lookup_args: tree, object id, name.
 _INO_LOOKUP = struct.Struct("=QQ4080x")
 #: struct btrfs_ioctl_quota_ctl_args: command, status.
@@ -268,6 +272,36 @@ def create_snapshot(
     return path
 
 
+def create_deep_snapshot(
+    subvolume: Path, directory: Path, name: str, *, quota_bytes: int | None = None
+) -> Path:
+    """Make a writable snapshot of a subvolume, as create_snapshot() does, and in it
+    snapshots of those that were made in it, writable or not as they are, with their
+    limits. Each is of a moment of its own. Raises BtrfsUblkError, OSError."""
+    made = create_snapshot(subvolume, directory, name, quota_bytes=quota_bytes)
+    own = subvolume_id(made)
+    for _, number, inode, child in list(_children(subvolume, subvolume_id(subvolume))):
+        what = f"cannot make a snapshot of subvolume {number}, which is in {subvolume}"
+        with deferred(), ExitStack() as opened:
+            # NB: inode numbers are those of the original. No path is followed.
+            place = _open_inode(made, inode, own, what=what)
+            opened.callback(os.close, place)
+            source = _open_inode(made, _TOP_INODE, number, what=what)
+            opened.callback(os.close, source)
+            before, original = os.fstat(place), Path(f"/proc/self/fd/{source}")
+            os.rmdir(child, dir_fd=place)  # where it was is an empty directory
+            copy = create_deep_snapshot(
+                original,
+                Path(f"/proc/self/fd/{place}"),
+                os.fsdecode(child),
+                quota_bytes=quota_limit_if_any(original, number),
+            )
+            if _SUBVOL_FLAGS.unpack_from(_subvolume_info(original))[0] & 1:
+                set_read_only(copy)
+            os.utime(place, ns=(before.st_atime_ns, before.st_mtime_ns))
+    return made
+
+
 def delete_subvolume(path: Path) -> None:
     """Delete a subvolume with all that is in it, but no other subvolume. The kernel
     frees the space later. Raises BtrfsUblkError, also while it is mounted here."""
@@ -386,10 +420,20 @@ def is_subvolume(path: Path | int) -> bool:
 def subvolume_uuids(path: Path) -> tuple[uuid.UUID, uuid.UUID | None]:
     """Return the UUID of the subvolume that holds ``path``, and that of the one it is a
     snapshot of. Raises BtrfsUblkError."""
-    what = f"{path} is in no subvolume"
-    answer = _ioctl(path, _IOC_SUBVOL_INFO, bytes(_SUBVOL_INFO_BYTES), what=what)
-    _, own, parent = _SUBVOL_INFO.unpack_from(answer)
+    _, own, parent = _SUBVOL_INFO.unpack_from(_subvolume_info(path))
     return uuid.UUID(bytes=own), uuid.UUID(bytes=parent) if any(parent) else None
+
+
+def subvolume_time_s(path: Path) -> int:
+    """Return when the subvolume that holds ``path`` was made, or last changed since, in
+    seconds since 1970. Raises BtrfsUblkError."""
+    changed_s, made_s = _SUBVOL_TIMES.unpack_from(_subvolume_info(path))
+    return max(int(changed_s), int(made_s))
+
+
+def _subvolume_info(path: Path) -> bytes:
+    what = f"{path} is in no subvolume"
+    return _ioctl(path, _IOC_SUBVOL_INFO, bytes(_SUBVOL_INFO_BYTES), what=what)
 
 
 def commit_transaction(target: Path) -> None:
@@ -431,6 +475,13 @@ def quota_limit(target: Path, subvolume: int) -> int | None:
     return most if flags & _LIMIT_MOST else None
 
 
+def quota_limit_if_any(target: Path, subvolume: int) -> int | None:
+    """Do the same, and return None also without quotas."""
+    with suppress(BtrfsUblkError):
+        return quota_limit(target, subvolume)
+    return None
+
+
 def set_default_subvolume(subvolume: Path) -> None:
     """Make mounts that name no subvolume show this one. Raises BtrfsUblkError."""
     number = struct.pack("=Q", subvolume_id(subvolume))
@@ -463,6 +514,19 @@ def reached_inode(
             raise BtrfsUblkError(f"{what}: {error.strerror}") from error
     with file:
         yield Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+
+
+@contextmanager
+def opened_subvolume(target: Path, subvolume: int) -> Iterator[Path]:
+    """Yield a path to a subvolume's top directory, whatever of the btrfs is mounted at
+    ``target``, as reached_inode() does. It is of this process only."""
+    what = f"cannot open subvolume {subvolume} of the btrfs at {target}"
+    with deferred():
+        fd = _open_inode(target, _TOP_INODE, subvolume, what=what)
+    try:
+        yield Path(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
 
 
 def _open_inode(target: Path, inode: int, subvolume: int, *, what: str) -> int:

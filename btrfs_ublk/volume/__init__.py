@@ -38,8 +38,15 @@ if TYPE_CHECKING:
         show_volume,
     )
     from btrfs_ublk.volume.resize import resize_volume
+    from btrfs_ublk.volume.rollback import (
+        remove_snapshot,
+        rollback_volume,
+        snapshot_volume,
+        snapshots_of_volume,
+    )
     from btrfs_ublk.volume.run import find_volume_of, run_in_image
     from btrfs_ublk.volume.settings import Setting
+    from btrfs_ublk.volume.snapshots import VolumeSnapshot
     from btrfs_ublk.volume.store import (
         volume_directories,
         volume_directory,

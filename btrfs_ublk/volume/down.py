@@ -162,7 +162,12 @@ def _refuse_if_used(volume: VolumeDirectory) -> None:
         and ours is not None
         and mount.target.parent == ours / FORKS_DIRECTORY
     ]
-    others = [str(each) for each in points if each != ours and each not in overlays]
+    known = [
+        *overlays,
+        ours,
+        volume.sprouting,
+    ]  # the last of a rollback that was killed
+    others = [str(each) for each in points if each not in known]
     if others:
         raise _not_down(volume, f"it is mounted at {', '.join(others)} as well")
     users = wait_for_users_elsewhere(fsid, timeout_s=_OPEN_TIMEOUT_S)

@@ -54,7 +54,8 @@ class KeptVolume:
     when it is down. ``used_bytes`` is disk space used by written data, ``mapped_bytes``
     the size of all mappings. ``failing`` describes reads that failed since the server
     started, ``disk_problems`` maps and caches that cannot be written,
-    ``complete`` how far the background completion is; all if asked.
+    ``complete`` how far the background completion is, ``snapshots`` the names of its
+    snapshots, while it is up; all if asked.
     """
 
     name: str
@@ -72,6 +73,7 @@ class KeptVolume:
     failing: str | None = None
     disk_problems: list[str] = field(default_factory=list)
     complete: str | None = None
+    snapshots: list[str] = field(default_factory=list)
     cache: Path | None = None
     files: list[KeptFile] = field(default_factory=list)
 
@@ -158,6 +160,9 @@ def _look(
     if session is not None and session.is_of_this_boot:
         mount = Path(session.target)
     state, reason = _state_of(volume, device, mount, loop_files)
+    if state != "up" and (rollback := volume.rollback()) is not None:
+        told = f"its rollback to {rollback.snapshot!r} is completed when it is up again"
+        reason = f"{reason}; {told}" if reason else told
     if not is_ours and is_locked(volume.lock):
         state, reason = "changing", "a command works on it"
     mapped_bytes = failing = complete = None
@@ -178,6 +183,12 @@ def _look(
         with suppress(BtrfsUblkError):
             if files:
                 cached = _cached_bytes(volume.name, volume.cache_of(definition))
+    snapshots: list[str] = []
+    if ask and state == "up":
+        with suppress(BtrfsUblkError), deferred():  # it may go down meanwhile
+            from btrfs_ublk.volume.snapshots import list_snapshots
+
+            snapshots = [one.name for one in list_snapshots(mount)]
     present = _present(mount, files) if state == "up" else set()
     used_bytes = 0
     with suppress(FileNotFoundError):
@@ -198,6 +209,7 @@ def _look(
         failing=failing,
         disk_problems=disk_problems,
         complete=complete,
+        snapshots=snapshots,
         cache=volume.cache_of(definition),
         files=[
             KeptFile(

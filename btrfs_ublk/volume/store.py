@@ -113,6 +113,19 @@ class HalfTree:
     subvolume: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rollback:
+    """A rollback of a volume that is down, which `up` completes (rollback.json): to
+    which snapshot, the name that the state before it gets, the number of the subvolume
+    that has that state, and the name of the one to mount instead.
+    """
+
+    snapshot: str
+    kept: str
+    before: int
+    root: str
+
+
 class VolumeDirectory:
     """The files of one volume, at ``path``. The constructor touches none of them."""
 
@@ -134,6 +147,7 @@ class VolumeDirectory:
         self._session = path / "session.json"
         self._files = path / "files.json"
         self._adding = path / "adding.json"
+        self._rollback = path / "rollback.json"
         #: Data objects of trees that were added, by the roots of their digests.
         self.trees = path / "trees"
 
@@ -255,6 +269,17 @@ class VolumeDirectory:
     def forget_half_tree(self) -> None:
         self._adding.unlink(missing_ok=True)
 
+    def rollback(self) -> Rollback | None:
+        """Return the rollback that `up` is to complete."""
+        keys = _FILES.read(self._rollback)
+        return None if keys is None else _FILES.parse(Rollback, keys, self._rollback)
+
+    def write_rollback(self, rollback: Rollback) -> None:
+        _FILES.write(self._rollback, asdict(rollback))
+
+    def forget_rollback(self) -> None:
+        self._rollback.unlink(missing_ok=True)
+
     def cache_of(self, definition: VolumeDefinition) -> Path:
         return definition.cache or self.cache
 
@@ -292,6 +317,7 @@ class VolumeDirectory:
         remove_unfinished(
             *(self._definition, self._made, self._session, self._files, self._adding)
         )
+        remove_unfinished(*records, self._adding, self._rollback)
         return lock
 
 

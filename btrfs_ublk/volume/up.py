@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,8 +55,10 @@ from btrfs_ublk.volume.make import (
 from btrfs_ublk.volume.mounts import is_read_only, mount_points
 from btrfs_ublk.volume.report import KeptVolume, look_at_volume
 from btrfs_ublk.volume.resize import check_writable, grow_writable
+from btrfs_ublk.volume.snapshots import complete_rollback, remove_half_snapshots
 from btrfs_ublk.volume.sprout import apply_read_ahead, sprout
 from btrfs_ublk.volume.store import (
+    Rollback,
     Session,
     VolumeDirectory,
     volume_directory,
@@ -102,12 +105,13 @@ def up_volume(
             take_down(volume)  # what a killed command left
             on_failure.push(undoing(undoing_cache(volume, definition)))
             on_failure.push(undoing(lambda: take_down(volume)))
-            _bring_up(volume, definition)
+            bring_up(volume, definition)
         target = volume.target_of(definition)
         if volume.made().image is not None:
             mount_overlays(target)
         else:
             remove_half_tree(volume, target)
+            remove_half_snapshots(target)
         add_files(volume, target, definition.files, resolved=resolved)
         limit_cache(volume, definition)
         # This cannot be undone, so it comes after all else that may fail.
@@ -222,7 +226,7 @@ def _change_read_ahead(
             on_failure.push(undoing(lambda: set_read_ahead(target, before)))
 
 
-def _bring_up(volume: VolumeDirectory, definition: VolumeDefinition) -> None:
+def bring_up(volume: VolumeDirectory, definition: VolumeDefinition) -> None:
     """Bring up a volume that is completely down."""
     target = volume.target_of(definition)
     volume.write_session(
@@ -241,6 +245,9 @@ def _bring_up(volume: VolumeDirectory, definition: VolumeDefinition) -> None:
     if volume.fsid() is None:
         with step("sprout"):
             _sprout(volume, device)
+    if (rollback := volume.rollback()) is not None:
+        with step(f"roll it back to {rollback.snapshot}"):
+            _roll_back(volume, device, rollback)
     with step(f"mount it on {target}"):
         _mount(volume, device, target, definition)
     found = find_device(volume)
@@ -325,40 +332,64 @@ def _refuse_other_devices(image: Path) -> None:
         )
 
 
+def _roll_back(volume: VolumeDirectory, device: Path, rollback: Rollback) -> None:
+    """Complete a rollback, out of sight of others. An error causes a warning: the
+    volume comes up without it."""
+    ledger = KeptLedger(volume.ledgers)
+    try:
+        volume.sprouting.mkdir(mode=0o700, exist_ok=True)
+        with _mounted(volume, device, volume.sprouting, ledger):
+            try:
+                complete_rollback(volume, volume.sprouting, rollback)
+            except (BtrfsUblkError, OSError) as error:
+                log.warning("rollback to %s: %s", rollback.snapshot, error)
+    finally:
+        ledger.close()
+    volume.sprouting.rmdir()
+
+
 def _mount(
     volume: VolumeDirectory, device: Path, target: Path, definition: VolumeDefinition
 ) -> None:
     ledger = KeptLedger(volume.ledgers)
     try:
-        with ExitStack() as stack:
-            # The loop device ends with its mount, even when a mount namespace does.
-            loop = stack.enter_context(
-                loop_device(volume.sprout_image, lifeline=True, ledger=ledger)
-            )
-            try:
-                mount = stack.enter_context(
-                    mounted(
-                        loop.path,
-                        target,
-                        # Btrfs finds both devices by these options only.
-                        options=[f"device={device}", f"device={loop.path}"],
-                        ledger=ledger,
-                    )
-                )
-            except CommandError as error:
-                _refuse_other_devices(volume.sprout_image)
-                raise error
-            fsid = filesystem_uuid(target)
-            if fsid != volume.fsid():
-                raise BtrfsUblkError(
-                    f"{volume.sprout_image} holds btrfs {fsid}, not {volume.fsid()}",
-                    hint="another program has changed it: restore it from a backup",
-                )
-            if is_read_only(target):
-                # Linux 6.12 mounts a sprout read-only, even with "rw".
-                mount.remount(options=["rw"])
+        with _mounted(volume, device, target, ledger):
             apply_read_ahead(target, definition.read_ahead_bytes)
             with deferred():
                 ledger.leave()
     finally:
         ledger.close()
+
+
+@contextmanager
+def _mounted(
+    volume: VolumeDirectory, device: Path, target: Path, ledger: KeptLedger
+) -> Iterator[None]:
+    with ExitStack() as stack:
+        # The loop device ends with its mount, even when a mount namespace does.
+        loop = stack.enter_context(
+            loop_device(volume.sprout_image, lifeline=True, ledger=ledger)
+        )
+        try:
+            mount = stack.enter_context(
+                mounted(
+                    loop.path,
+                    target,
+                    # Btrfs finds both devices by these options only.
+                    options=[f"device={device}", f"device={loop.path}"],
+                    ledger=ledger,
+                )
+            )
+        except CommandError as error:
+            _refuse_other_devices(volume.sprout_image)
+            raise error
+        fsid = filesystem_uuid(target)
+        if fsid != volume.fsid():
+            raise BtrfsUblkError(
+                f"{volume.sprout_image} holds btrfs {fsid}, not {volume.fsid()}",
+                hint="another program has changed it: restore it from a backup",
+            )
+        if is_read_only(target):
+            # Linux 6.12 mounts a sprout read-only, even with "rw".
+            mount.remount(options=["rw"])
+        yield

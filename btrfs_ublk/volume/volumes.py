@@ -20,6 +20,13 @@ from btrfs_ublk.volume.find import FoundDefinition, find_definition
 from btrfs_ublk.volume.kept import kept_volume
 from btrfs_ublk.volume.report import KeptVolume, list_volumes, show_volume
 from btrfs_ublk.volume.resize import resize_volume
+from btrfs_ublk.volume.rollback import (
+    remove_snapshot,
+    rollback_volume,
+    snapshot_volume,
+    snapshots_of_volume,
+)
+from btrfs_ublk.volume.snapshots import VolumeSnapshot
 from btrfs_ublk.volume.store import volume_directories, volume_directory
 from btrfs_ublk.volume.up import up_volume
 
@@ -84,6 +91,24 @@ class NamedVolume:
     def resize(self, writable_bytes: int) -> KeptVolume:
         """Grow its room for written data: see resize_volume()."""
         return resize_volume(self.name, writable_bytes, base=self.base)
+
+    def snapshot(self, name: str) -> VolumeSnapshot:
+        """Make a snapshot of it, while it is up: see snapshot_volume()."""
+        return snapshot_volume(self.name, name, base=self.base)
+
+    def snapshots(self) -> Sequence[VolumeSnapshot]:
+        """Return its snapshots, while it is up: see snapshots_of_volume()."""
+        return snapshots_of_volume(self.name, base=self.base)
+
+    def remove_snapshot(self, name: str) -> None:
+        """Remove a snapshot of it, while it is up: see remove_snapshot()."""
+        remove_snapshot(self.name, name, base=self.base)
+
+    def rollback(self, name: str) -> str:
+        """Have it show what a snapshot has; return the name of the one that has what
+        was before: see rollback_volume().
+        """
+        return rollback_volume(self.name, name, base=self.base)
 
     def remove(self) -> None:
         """Remove it with its data; it must be down: see remove_volume()."""
