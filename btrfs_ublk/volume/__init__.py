@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 from btrfs_ublk.base.exports import exporter
 
 if TYPE_CHECKING:
-    from btrfs_ublk.volume.access import Access
-    from btrfs_ublk.volume.clone import clone_in_volume, unmapped_bytes
     from btrfs_ublk.volume.commit import apply_delta, commit_fork, write_delta
     from btrfs_ublk.volume.definition import (
         SETTINGS,
@@ -19,9 +17,13 @@ if TYPE_CHECKING:
     )
     from btrfs_ublk.volume.detach import Detached, detach_image
     from btrfs_ublk.volume.down import down_volume, may_be_up, remove_volume
-    from btrfs_ublk.volume.edit import add_file, remove_file
-    from btrfs_ublk.volume.entry import VolumeFile
-    from btrfs_ublk.volume.find import FoundDefinition, find_definition
+    from btrfs_ublk.volume.edit import (
+        add_file,
+        clone_in_volume,
+        remove_file,
+        unmapped_bytes,
+    )
+    from btrfs_ublk.volume.entry import Access, VolumeFile
     from btrfs_ublk.volume.forks import DEFAULT_FORK_MODE, FORK_MODES, Fork, ForkMode
     from btrfs_ublk.volume.image import (
         ensure_fork,
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
         forks_of_image,
         unfork_image,
     )
-    from btrfs_ublk.volume.kept import kept_volume
     from btrfs_ublk.volume.make import remove_halves
     from btrfs_ublk.volume.report import (
         KeptFile,
@@ -48,12 +49,14 @@ if TYPE_CHECKING:
     from btrfs_ublk.volume.settings import Setting
     from btrfs_ublk.volume.snapshots import VolumeSnapshot
     from btrfs_ublk.volume.store import (
+        FoundDefinition,
+        find_definition,
         volume_directories,
         volume_directory,
         volumes_directory,
     )
     from btrfs_ublk.volume.trees import AddedTree, add_image, add_tree
     from btrfs_ublk.volume.up import up_volume
-    from btrfs_ublk.volume.volumes import NamedVolume, Volumes
+    from btrfs_ublk.volume.volumes import NamedVolume, Volumes, kept_volume
 else:
     __getattr__ = exporter(__name__, __file__)

@@ -1,11 +1,13 @@
-"""One file of a kept volume: its path and the source of its content."""
+"""Files of a kept volume: their paths, and the sources of their content."""
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
-from pathlib import PurePosixPath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, Self, TypeVar
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -288,3 +290,62 @@ def _knowledge(keys: dict[str, Any], what: str) -> SourceKeys:
     if "root" in keys:
         found["root"] = keys["root"]
     return found
+
+
+#: The kinds of sources that each key applies to.
+_KINDS = {
+    "endpoint": ("s3",),
+    "credentials_file": ("s3",),
+    "basic_auth_file": ("http",),
+    "ca_file": ("http", "s3", "oci"),
+}
+
+
+_File = TypeVar("_File", bound=VolumeFile)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """Keys for sources; None where not given. A key that a source has itself wins."""
+
+    endpoint: str | None = None
+    credentials_file: Path | None = None
+    basic_auth_file: Path | None = None
+    ca_file: Path | None = None
+
+    def given_to(
+        self,
+        files: Sequence[_File],
+        environment: Mapping[str, str] = os.environ,
+    ) -> list[_File]:
+        """Return the files with these keys, and with the environment's endpoint. Raises
+        UsageError for a key that applies to none of the files.
+        """
+        # NB: the help of commands imports this module.
+        from btrfs_ublk.content.s3 import s3_keys
+
+        kinds = {file.source.get("kind") for file in files}
+        keys: SourceKeys = {}
+        for key, of in _KINDS.items():
+            value = getattr(self, key)
+            if value is None:
+                continue
+            if not kinds.intersection(of):
+                adding = "--add-file, or --url-file," if "http" in of else "--add-file"
+                raise UsageError(
+                    f"--{key.replace('_', '-')} is about files from {' or '.join(of)}, "
+                    "and no such file is added",
+                    hint=f"give it together with the {adding} that needs it",
+                )
+            # The server has another working directory.
+            keys[key] = str(value.absolute()) if isinstance(value, Path) else value
+        if "endpoint" not in keys and (found := s3_keys(environment).get("endpoint")):
+            keys["endpoint"] = found
+        return [
+            replace(file, source=self._of(file.source, keys) | file.source)
+            for file in files
+        ]
+
+    def _of(self, source: SourceKeys, keys: SourceKeys) -> SourceKeys:
+        kind = source.get("kind")
+        return {key: value for key, value in keys.items() if kind in _KINDS[key]}

@@ -16,10 +16,14 @@ from btrfs_ublk.kernel import loop
 from btrfs_ublk.kernel.btrfs import grow_filesystem
 from btrfs_ublk.kernel.temporary import loops_below
 from btrfs_ublk.units import exact_size
-from btrfs_ublk.volume.find import find_own_definition
 from btrfs_ublk.volume.mounts import is_mounted, mount_points
 from btrfs_ublk.volume.report import KeptVolume, look_at_volume
-from btrfs_ublk.volume.store import LOCK_TIMEOUT_S, VolumeDirectory, volume_directory
+from btrfs_ublk.volume.store import (
+    LOCK_TIMEOUT_S,
+    VolumeDirectory,
+    find_own_definition,
+    volume_directory,
+)
 
 
 def resize_volume(

@@ -20,6 +20,8 @@ from btrfs_ublk.base.jsonfile import RecordFormat, remove_unfinished
 from btrfs_ublk.base.ledger import boot_id
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.private_dirs import (
+    CONFIG_DIRECTORY,
+    CONFIG_VARIABLE,
     VOLUMES_DIRECTORY,
     VOLUMES_VARIABLE,
     check_private,
@@ -367,3 +369,41 @@ def volume_directories(base: StrPath | None = None) -> Iterator[VolumeDirectory]
         volume = VolumeDirectory(path)
         if volume.is_volume():
             yield volume
+
+
+@dataclass(frozen=True)
+class FoundDefinition:
+    """``file`` is the administrator's; None for the volume's own, or the defaults
+    (``is_default``), which are those of a volume that nobody has defined."""
+
+    definition: VolumeDefinition
+    file: Path | None
+    is_default: bool = False
+
+
+def find_definition(name: str, *, base: StrPath | None = None) -> FoundDefinition:
+    """Find the definition of a volume: /etc/btrfs-ublk/volumes/NAME.toml, else the one
+    it was last brought up with, else the defaults. Raises UsageError.
+    """
+    volume = volume_directory(name, base)
+    config = Path(os.environ.get(CONFIG_VARIABLE) or CONFIG_DIRECTORY)
+    file = config / "volumes" / f"{name}.toml"
+    if file.exists():
+        return FoundDefinition(read_definition(file), file)
+    if os.path.lexists(volume.path):
+        volume.check()
+        return FoundDefinition(volume.definition(), None)
+    return FoundDefinition(VolumeDefinition(), None, is_default=True)
+
+
+def find_own_definition(name: str, *, base: StrPath | None = None) -> VolumeDefinition:
+    """Find a volume's definition to change it. Raises UsageError, also for the
+    administrator's."""
+    found = find_definition(name, base=base)
+    if found.file is not None:
+        raise UsageError(
+            f"volume {name!r} is defined in {found.file}, which this command cannot "
+            "change",
+            hint=f"write it there, then: btrfs-ublk volume up {name}",
+        )
+    return found.definition

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from btrfs_ublk.base.paths import OptionalPath, StrPath
+from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.content import MapClient
 from btrfs_ublk.device import device_map
 from btrfs_ublk.device.state import check_name
 from btrfs_ublk.errors import UsageError
-from btrfs_ublk.volume.clone import clone_in_volume
 from btrfs_ublk.volume.definition import VolumeDefinition
 from btrfs_ublk.volume.device import find_device
 from btrfs_ublk.volume.down import down_volume, remove_volume
-from btrfs_ublk.volume.find import FoundDefinition, find_definition
-from btrfs_ublk.volume.kept import kept_volume
+from btrfs_ublk.volume.edit import clone_in_volume
 from btrfs_ublk.volume.report import KeptVolume, list_volumes, show_volume
 from btrfs_ublk.volume.resize import resize_volume
 from btrfs_ublk.volume.rollback import (
@@ -27,7 +26,11 @@ from btrfs_ublk.volume.rollback import (
     snapshots_of_volume,
 )
 from btrfs_ublk.volume.snapshots import VolumeSnapshot
-from btrfs_ublk.volume.store import volume_directories, volume_directory
+from btrfs_ublk.volume.store import (
+    FoundDefinition,
+    find_definition,
+    volume_directories,
+    volume_directory,
 from btrfs_ublk.volume.up import up_volume
 
 
@@ -139,3 +142,26 @@ class Volumes:
 
     def __contains__(self, name: object) -> bool:
         return any(name in (volume, volume.name) for volume in self)
+
+
+@contextmanager
+def kept_volume(
+    name: str,
+    definition: VolumeDefinition | None = None,
+    *,
+    base: StrPath | None = None,
+) -> Iterator[KeptVolume]:
+    """Bring a volume up, and take it down at the end of the block; its data stay.
+
+    Without a definition, find_definition() chooses one. NB: unlike volume(), it stays
+    up when this process is killed.
+    """
+    if definition is None:
+        definition = find_definition(name, base=base).definition
+    is_up: list[bool] = []
+    try:
+        yield up_volume(name, definition, base=base, made=lambda: is_up.append(True))
+    finally:
+        if is_up:
+            with deferred():
+                down_volume(name, base=base)
