@@ -16,13 +16,12 @@ from btrfs_ublk.base.entry import (
     NounGroup,
     PathType,
     json_option,
+    print_rows,
     visible,
 )
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.signals import too_late
-from btrfs_ublk.cli.image_convert import convert
 from btrfs_ublk.cli.image_forks import apply, commit, detach, fork, forks, unfork
-from btrfs_ublk.cli.image_list import image_keys, images_base, list_command
 from btrfs_ublk.cli.image_options import (
     directory_option,
     layout_options,
@@ -43,6 +42,18 @@ from btrfs_ublk.cli.volume_options import (
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.new_file import new_file
 from btrfs_ublk.units import exact_size, format_size
+
+images_base = click.option(
+    "--base",
+    type=PathType(),
+    help="Where images are kept."
+    "  [BTRFS_UBLK_IMAGES_DIR, else /var/lib/btrfs-ublk/images]",
+)
+
+
+def image_keys(image: images.StoredImage) -> dict[str, object]:
+    """Return what is printed of an image as JSON."""
+    return vars(image) | {"directory": str(image.directory)}
 
 
 @click.group("image", cls=NounGroup, aliases={"ls": "list", "show": "inspect"})
@@ -524,7 +535,109 @@ def down(name: str, base: Path | None, as_json: bool) -> None:
         raise
 
 
-for _each in (list_command, convert, run, fork, forks, unfork):
+@command.command("list")
+@images_base
+@json_option
+def list_command(base: Path | None, as_json: bool) -> None:
+    """List images whose metadata are on this machine."""
+    found = images.ImageStore(base).images()
+    if as_json:
+        click.echo(json.dumps([image_keys(image) for image in found], indent=2))
+        return
+    rows = [("IMAGE", "DIGEST", "PINNED", "PACK", "DATA")]
+    for image in found:
+        for name in image.names or ("-",):
+            rows.append(
+                (
+                    name,
+                    image.digest[:19],
+                    "yes" if image.pinned else "-",
+                    format_size(image.pack_bytes),
+                    format_size(image.data_bytes),
+                )
+            )
+    print_rows(rows)
+
+
+@command.command()
+@click.argument("image")
+@click.argument("new")
+@platform_option
+@with_build_options
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Read all layers back, and compare them with the image's, before the push.",
+)
+@click.option(
+    "--mount-from",
+    metavar="REPOSITORY",
+    help="A repository of the new image's registry that may have the blobs already."
+    "  [that of IMAGE]",
+)
+@click.option(
+    "--work",
+    type=PathType(),
+    help="A directory for what is not stored yet, as large as both images."
+    "  [/var/tmp]",
+)
+@with_access
+@json_option
+def convert(
+    image: str,
+    new: str,
+    platform: str | None,
+    options: images.BuildOptions,
+    trace: Path | None,
+    traced: str | None,
+    check: bool,
+    mount_from: str | None,
+    work: Path | None,
+    access: images.RegistryAccess,
+    as_json: bool,
+) -> None:
+    """Make a sealed image of one in a registry, and store both.
+
+    `image build` and `image push` in one command, for CI systems. IMAGE and NEW are
+    REGISTRY/REPOSITORY:TAG, and may be the same; IMAGE may have a digest. NEW becomes
+    an index of the ordinary image, with its layers as they are, and the sealed one.
+    The same image and options make the same digests.
+
+    A command that was stopped or killed is gone on with by the next one: what has been
+    fetched, made or sent is not again.
+    """
+    source, target = images.parse_reference(image), images.parse_reference(new)
+    with progress(f"convert {image}", in_bytes=True) as task:
+        if trace is not None:
+            task.say("see what comes first")
+            options = with_first(options, trace, traced, None, access)
+        made = images.convert_image(
+            source,
+            target,
+            options,
+            access,
+            work=work,
+            platform=platform,
+            check=check,
+            mount_from=mount_from,
+            expect=task.expect,
+            progress=task.advance,
+            say=task.say,
+        )
+    if as_json:
+        keys = {
+            "image": str(target),
+            "source": str(made.source),
+            "sealed": made.sealed,
+            **made.pushed.to_dict(),
+        }
+        click.echo(json.dumps(keys))
+        return
+    click.echo(f"{target.place}@{made.digest}")
+    click.echo(f"{made.source}: {made.pushed.summary}", err=True)
+
+
+for _each in (run, fork, forks, unfork):
     command.add_command(_each)
 for _each in (commit, apply, detach):
     command.add_command(_each)

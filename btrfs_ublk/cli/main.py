@@ -16,8 +16,8 @@ from btrfs_ublk.errors import UsageError
     cls=ModuleGroup,
     package="btrfs_ublk.cli",
     but=(
-        *("main", "map_stats", "mirror_options", "volume_options", "volume_trees"),
-        *("image_convert", "image_forks", "image_list", "image_options"),
+        *("main", "map_options", "mirror_options", "volume_options", "volume_trees"),
+        *("image_forks", "image_options", "image_run", "volume_files"),
         *("image_run", "image_warm", "volume_files", "volume_snapshots"),
     ),
     invoke_without_command=True,

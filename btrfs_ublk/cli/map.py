@@ -12,13 +12,17 @@ from btrfs_ublk.base.entry import (
     CountType,
     PathType,
     SizeType,
-    completing,
     json_option,
     say_resolved,
 )
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.urls import shown_value
-from btrfs_ublk.cli.map_stats import no_room_text, stats_lines
+from btrfs_ublk.cli.map_options import (
+    device_argument,
+    map_option,
+    no_room_text,
+    stats_lines,
+)
 from btrfs_ublk.cli.mirror_options import mirror_options, mirrors_of
 from btrfs_ublk.content import (
     Added,
@@ -35,17 +39,9 @@ from btrfs_ublk.content.digests import DEFAULT_UNIT_BYTES, parse_unit
 from btrfs_ublk.content.index import DEFAULT_SPACING_BYTES
 from btrfs_ublk.content.prefetch import Prefetch
 from btrfs_ublk.device import device_map
-from btrfs_ublk.device.state import device_directories
 from btrfs_ublk.errors import UsageError, why_unread
 from btrfs_ublk.units import exact_size, format_size, parse_size
 
-_which = click.option(
-    "--map", "path", metavar="FILE", help="Which map, where the device has several."
-)
-_device = click.argument(
-    "device",
-    shell_complete=completing(lambda: (x.name for x in device_directories())),
-)
 _start = click.option(
     "--start",
     default="0",
@@ -70,7 +66,7 @@ def command() -> None:
 
 
 @command.command()
-@_device
+@device_argument
 @click.option(
     "--offset",
     default="auto",
@@ -125,7 +121,7 @@ def command() -> None:
 @click.option("--start", type=SizeType(), help="The lowest place auto may choose.")
 @click.option("--end", type=SizeType(), help="The end of what auto may choose.")
 @click.option("--alignment", type=SizeType(), help="Alignment of what auto chooses.")
-@_which
+@map_option
 @json_option
 @click.pass_context
 def add(
@@ -222,10 +218,10 @@ def _print_added(added: list[Added], as_json: bool) -> None:
 
 
 @command.command("list")
-@_device
+@device_argument
 @_start
 @_end
-@_which
+@map_option
 @json_option
 def list_command(
     device: str, start: int, end: int | None, path: str | None, as_json: bool
@@ -263,7 +259,7 @@ def _print_row(words: tuple[str, ...]) -> None:
 
 
 @command.command()
-@_device
+@device_argument
 @click.argument("offset", required=False, type=SizeType())
 @click.option(
     "--source",
@@ -271,7 +267,7 @@ def _print_row(words: tuple[str, ...]) -> None:
     type=CountType(0),
     help="The source of that number, instead of an OFFSET.",
 )
-@_which
+@map_option
 @json_option
 def show(
     device: str,
@@ -298,11 +294,11 @@ def show(
 
 
 @command.command()
-@_device
+@device_argument
 @click.option(
     "--ask", is_flag=True, help="Also ask all mirrors whether they have what is mapped."
 )
-@_which
+@map_option
 @json_option
 def verify(device: str, ask: bool, path: str | None, as_json: bool) -> int:
     """Check that the map is whole.
@@ -323,8 +319,8 @@ def verify(device: str, ask: bool, path: str | None, as_json: bool) -> int:
 
 
 @command.command()
-@_device
-@_which
+@device_argument
+@map_option
 @json_option
 def stats(device: str, path: str | None, as_json: bool) -> None:
     """Print how much is mapped, and was fetched."""
@@ -337,10 +333,10 @@ def stats(device: str, path: str | None, as_json: bool) -> None:
 
 
 @command.command()
-@_device
+@device_argument
 @_start
 @_end
-@_which
+@map_option
 @json_option
 def drain(
     device: str, start: int, end: int | None, path: str | None, as_json: bool

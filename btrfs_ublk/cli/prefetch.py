@@ -7,21 +7,17 @@ from pathlib import Path
 
 import click
 
-from btrfs_ublk.base.entry import CountType, PathType, SizeType, completing, json_option
+from btrfs_ublk.base.entry import CountType, PathType, SizeType, json_option
 from btrfs_ublk.base.progress import progress
-from btrfs_ublk.cli.map_stats import no_room_text
+from btrfs_ublk.cli.map_options import device_argument, map_option, no_room_text
 from btrfs_ublk.content import MapClient, Prefetch, Trace, TraceSource
 from btrfs_ublk.device import device_map
-from btrfs_ublk.device.state import device_directories
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.units import format_size
 
 
 @click.command("prefetch")
-@click.argument(
-    "device",
-    shell_complete=completing(lambda: (x.name for x in device_directories())),
-)
+@device_argument
 @click.option(
     "--trace",
     type=PathType(exists=True, dir_okay=False),
@@ -47,9 +43,7 @@ from btrfs_ublk.units import format_size
 )
 @click.option("--status", is_flag=True, help="Instead, say how far the last one is.")
 @click.option("--cancel", is_flag=True, help="Instead, end the one that runs.")
-@click.option(
-    "--map", "path", metavar="FILE", help="Which map, where the device has several."
-)
+@map_option
 @json_option
 def command(
     device: str,

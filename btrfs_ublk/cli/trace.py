@@ -12,17 +12,11 @@ from pathlib import Path
 
 import click
 
-from btrfs_ublk.base.entry import (
-    CountType,
-    PathType,
-    SecondsType,
-    completing,
-    json_option,
-)
+from btrfs_ublk.base.entry import CountType, PathType, SecondsType, json_option
 from btrfs_ublk.base.signals import deferred
+from btrfs_ublk.cli.map_options import device_argument, map_option
 from btrfs_ublk.content import MapClient, TraceSource, TraceWriter
 from btrfs_ublk.device import device_map
-from btrfs_ublk.device.state import device_directories
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 
 #: The time between two polls; meanwhile, reads are kept in the server.
@@ -38,10 +32,7 @@ def command() -> None:
 
 
 @command.command()
-@click.argument(
-    "device",
-    shell_complete=completing(lambda: (x.name for x in device_directories())),
-)
+@device_argument
 @click.option(
     "-o",
     "--output",
@@ -67,9 +58,7 @@ def command() -> None:
     metavar="BLOCKS",
     help="Most blocks of 4 KiB that the server notes; 40 bytes each.  [524288]",
 )
-@click.option(
-    "--map", "path", metavar="FILE", help="Which map, where the device has several."
-)
+@map_option
 @json_option
 def record(
     device: str,

@@ -1,11 +1,23 @@
-"""The text of `btrfs-ublk map stats`: a key and its value in each line."""
+"""What the commands about maps of devices have in common; not a command."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import click
+
+from btrfs_ublk.base.entry import completing
+from btrfs_ublk.device.state import device_directories
 from btrfs_ublk.units import exact_size, format_size
+
+device_argument = click.argument(
+    "device",
+    shell_complete=completing(lambda: (x.name for x in device_directories())),
+)
+map_option = click.option(
+    "--map", "path", metavar="FILE", help="Which map, where the device has several."
+)
 
 _INDENT = "  "
 _MS = 1e6
