@@ -31,6 +31,7 @@ from btrfs_ublk.volume.store import (
     find_definition,
     volume_directories,
     volume_directory,
+)
 from btrfs_ublk.volume.up import up_volume
 
 
