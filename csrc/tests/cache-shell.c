@@ -122,7 +122,6 @@ static void *work(void *argument)
 {
 	struct worker *worker = argument;
 
-	while (cache_now_ns() < worker->until_ns) {
 	while (!ends && clock_now_ns() < worker->until_ns) {
 		const struct source *source = &sources[next(worker) % SOURCES];
 		uint64_t units, unit;

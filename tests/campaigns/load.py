@@ -29,8 +29,8 @@ from pathlib import Path
 
 import campaign
 import click
-from support.cgroups import MEMORY_GROUPS, memory_group
 from campaign import Run
+from support.cgroups import MEMORY_GROUPS, memory_group
 from support.devices import DESCRIPTION, reading
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP, ROOT
