@@ -18,6 +18,7 @@ struct codec_ops;
 struct host;
 struct latency;
 struct mirror_ops;
+struct object_ops;
 struct run;
 struct selection;
 struct source;
@@ -148,6 +149,8 @@ struct mirror_ops {
 	 * a kind has one, if its objects have a size.
 	 */
 	void (*inquire)(struct inquiry *inquiry);
+	/* Of object_start() and object_inquire(), if those are its functions. */
+	const struct object_ops *object;
 	/* It can be asked for documents by name, not only for content. */
 	bool has_names;
 	/*

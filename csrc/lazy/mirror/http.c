@@ -193,16 +193,6 @@ static const struct object_ops http_object_ops = {
 	.conditional = true,
 };
 
-static void http_inquire(struct inquiry *inquiry)
-{
-	object_inquire(&http_object_ops, inquiry);
-}
-
-static void http_start(struct run *run)
-{
-	object_start(&http_object_ops, run);
-}
-
 static const char *http_host(const struct mirror *mirror, char *text, size_t bytes)
 {
 	const struct http_mirror *http = mirror->private;
@@ -219,8 +209,9 @@ static const struct mirror_ops http_ops = {
 	.private_bytes = sizeof(struct http_mirror),
 	.parse = http_parse,
 	.close = http_close,
-	.inquire = http_inquire,
-	.start = http_start,
+	.object = &http_object_ops,
+	.inquire = object_inquire,
+	.start = object_start,
 	.cancel = object_cancel,
 	.resume = object_resume,
 	.host = http_host,

@@ -186,9 +186,10 @@ static void set_condition(struct object_run *object)
 		object->exchange.if_range = object->if_range;
 }
 
-void object_start(const struct object_ops *ops, struct run *run)
+void object_start(struct run *run)
 {
 	struct mirror *mirror = run->mirror;
+	const struct object_ops *ops = mirror->ops->object;
 	struct object_run *object;
 
 	if (object_front) {
@@ -408,10 +409,16 @@ static void on_inquired(struct exchange *exchange)
  * ranges work, which an object needs that is not read as a whole. Some take its end, 0, for none, and
  * send everything, of which one byte is taken.
  */
-void object_inquire(const struct object_ops *ops, struct inquiry *inquiry)
+void object_inquire(struct inquiry *inquiry)
 {
+	const struct object_ops *ops = inquiry->mirror->ops->object;
 	struct object_inquiry *object;
 
+	if (inquiry->name && !ops->is_document(inquiry->name)) {
+		inquiry_failed(inquiry, -EINVAL, "'%s' is neither a tag nor a digest",
+			       inquiry->name);
+		return;
+	}
 	if (object_front) {
 		object_front->inquire(inquiry);
 		return;

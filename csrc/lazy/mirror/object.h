@@ -21,16 +21,18 @@ struct object_ops {
 	 * for hint.h. */
 	char *(*document_url)(const struct mirror *mirror, const char *name);
 	const char *document_types, *document_kind;
+	bool (*is_document)(const char *name);
 };
 
 /* Writes ETag and Last-Modified, as identity.h has them. */
 const char *object_identity(const struct response *response, char text[static IDENTITY_BYTES]);
 
-void object_inquire(const struct object_ops *ops, struct inquiry *inquiry);
+/* Are `inquire` and `start` of kinds that have `object`. */
+void object_inquire(struct inquiry *inquiry);
 /* Fills in the outcome of an inquiry that has failed, printf()-like, and calls done(). */
 void inquiry_failed(struct inquiry *inquiry, int err, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
-void object_start(const struct object_ops *ops, struct run *run);
+void object_start(struct run *run);
 void object_cancel(struct run *run);
 void object_resume(struct run *run);
 

@@ -433,7 +433,13 @@ static char *oci_document_url(const struct mirror *mirror, const char *name)
 	return url_of(mirror->private, "manifests", name);
 }
 
+static bool is_document(const char *name)
+{
+	return is_tag(name) || is_digest(name);
+}
+
 static const struct object_ops oci_object_ops = {
+	.is_document = is_document,
 	.url = oci_url,
 	.document_url = oci_document_url,
 	.document_kind = "oci manifest",
@@ -442,20 +448,6 @@ static const struct object_ops oci_object_ops = {
 			  "application/vnd.docker.distribution.manifest.list.v2+json, "
 			  "application/vnd.docker.distribution.manifest.v2+json",
 };
-
-static void oci_inquire(struct inquiry *inquiry)
-{
-	if (inquiry->name && !is_tag(inquiry->name) && !is_digest(inquiry->name))
-		inquiry_failed(inquiry, -EINVAL, "'%s' is neither a tag nor a digest",
-			       inquiry->name);
-	else
-		object_inquire(&oci_object_ops, inquiry);
-}
-
-static void oci_start(struct run *run)
-{
-	object_start(&oci_object_ops, run);
-}
 
 static const char *oci_host(const struct mirror *mirror, char *text, size_t bytes)
 {
@@ -471,9 +463,10 @@ static const struct mirror_ops oci_ops = {
 	.private_bytes = sizeof(struct oci_mirror),
 	.parse = oci_parse,
 	.close = oci_close,
-	.inquire = oci_inquire,
+	.object = &oci_object_ops,
+	.inquire = object_inquire,
 	.has_names = true,
-	.start = oci_start,
+	.start = object_start,
 	.cancel = object_cancel,
 	.resume = object_resume,
 	.host = oci_host,

@@ -294,16 +294,6 @@ static const struct object_ops s3_object_ops = {
 	.identity = object_identity,
 };
 
-static void s3_inquire(struct inquiry *inquiry)
-{
-	object_inquire(&s3_object_ops, inquiry);
-}
-
-static void s3_start(struct run *run)
-{
-	object_start(&s3_object_ops, run);
-}
-
 static const char *s3_host(const struct mirror *mirror, char *text, size_t bytes)
 {
 	const struct s3_mirror *s3 = mirror->private;
@@ -316,8 +306,9 @@ static const struct mirror_ops s3_ops = {
 	.private_bytes = sizeof(struct s3_mirror),
 	.parse = s3_parse,
 	.close = s3_close,
-	.inquire = s3_inquire,
-	.start = s3_start,
+	.object = &s3_object_ops,
+	.inquire = object_inquire,
+	.start = object_start,
 	.cancel = object_cancel,
 	.resume = object_resume,
 	.host = s3_host,
