@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <getopt.h>
 #include <jansson.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -43,13 +44,12 @@ static const char help_text[] =
 	"  --fsid UUID                  UUID of the file system (default: random)\n"
 	"  --time SECONDS               of all timestamps, since 1970\n"
 	"                               (default: $SOURCE_DATE_EPOCH, or now)\n"
-	"  --device-uuid UUID, --chunk-tree-uuid UUID, --subvolume-uuid UUID\n"
-	"                               default: derived from the fsid\n"
+	"  --device-uuid UUID           of its device (default: derived from the fsid)\n"
 	"\n"
 	"SIZE is a number of bytes, or one with a binary unit: 4096K, 275G, 4E.\n"
 	"Exit status: 0 done, 1 failed, 2 wrong usage. OUTPUT appears when complete.\n";
 
-static int parse_size(const char *option, const char *text, uint64_t *bytes)
+static int parse_size(const char *option, const char *text, void *bytes)
 {
 	int ret = size_parse(text, bytes);
 
@@ -63,23 +63,22 @@ static int parse_size(const char *option, const char *text, uint64_t *bytes)
 	return ret;
 }
 
-static int parse_uuid(const char *option, const char *text, uint8_t uuid[UUID_BYTES], bool *given)
+static int parse_uuid(const char *option, const char *text, void *uuid)
 {
 	if (uuid_parse(text, uuid) || uuid_is_null(uuid)) {
 		msg_error("%s: \"%s\" is not a UUID that can be used", option, text);
 		msg_hint("it looks like 01234567-89ab-cdef-0123-456789abcdef and is not all zero");
 		return -EINVAL;
 	}
-	*given = true;
 	return 0;
 }
 
-static int parse_time(const char *option, const char *text, int64_t *seconds)
+static int parse_time(const char *option, const char *text, void *seconds)
 {
 	char *end;
 
 	errno = 0;
-	*seconds = strtoll(text, &end, 10);
+	*(int64_t *)seconds = strtoll(text, &end, 10);
 	if (errno || end == text || *end || *text < '0' || *text > '9') {
 		msg_error("%s: \"%s\" is not a time", option, text);
 		msg_hint("give the seconds since 1970, as `date +%%s` prints them");
@@ -98,6 +97,28 @@ static int parse_choice(const char *option, const char *text, const char *const 
 	msg_error("%s: \"%s\" is neither %s nor %s", option, text, words[0], words[1]);
 	hint_usage();
 	return -EINVAL;
+}
+
+static int parse_profile(const char *option, const char *text, void *dup)
+{
+	return parse_choice(option, text, (const char *const[]){ "single", "dup" }, dup);
+}
+
+static int parse_switch(const char *option, const char *text, void *on)
+{
+	return parse_choice(option, text, (const char *const[]){ "off", "on" }, on);
+}
+
+static int take_text(const char *option, const char *text, void *field)
+{
+	*(const char **)field = text;
+	return 0;
+}
+
+static int set(const char *option, const char *text, void *flag)
+{
+	*(bool *)flag = true;
+	return 0;
 }
 
 /* Names and labels are shown as JSON, and on terminals. */
@@ -190,95 +211,35 @@ static int check_chunk_size(const struct seed *seed)
 	return 0;
 }
 
-enum option_id {
-	OPT_VIRTUAL_SIZE = 256,
-	OPT_VIRTUAL_NAME,
-	OPT_CHUNK_SIZE,
-	OPT_METADATA_PROFILE,
-	OPT_INHERIT_NODATASUM,
-	OPT_LABEL,
-	OPT_FSID,
-	OPT_DEVICE_UUID,
-	OPT_CHUNK_TREE_UUID,
-	OPT_SUBVOLUME_UUID,
-	OPT_TIME,
-	OPT_METADATA_ONLY,
-	OPT_FORCE,
-	OPT_HELP,
-	OPT_VERSION,
+#define FIELD(name) offsetof(struct options, name)
+
+static const struct {
+	const char *name;
+	int (*parse)(const char *option, const char *text, void *field);
+	size_t field;
+} rows[] = {
+	{ "--virtual-data-size", parse_size, FIELD(seed.virtual_bytes) },
+	{ "--virtual-data-filename", take_text, FIELD(seed.virtual_name) },
+	{ "--chunk-size", parse_size, FIELD(seed.chunk_bytes) },
+	{ "--metadata-profile", parse_profile, FIELD(seed.metadata_dup) },
+	{ "--inherit-nodatasum", parse_switch, FIELD(seed.inherit_nodatasum) },
+	{ "--label", take_text, FIELD(seed.label) },
+	{ "--fsid", parse_uuid, FIELD(seed.fsid) },
+	{ "--device-uuid", parse_uuid, FIELD(seed.device_uuid) },
+	{ "--time", parse_time, FIELD(seed.time) },
+	{ "--metadata-only", set, FIELD(metadata_only) },
+	{ "--force", set, FIELD(force) },
 };
 
-static const struct option long_options[] = {
-	{ "virtual-data-size", required_argument, NULL, OPT_VIRTUAL_SIZE },
-	{ "virtual-data-filename", required_argument, NULL, OPT_VIRTUAL_NAME },
-	{ "chunk-size", required_argument, NULL, OPT_CHUNK_SIZE },
-	{ "metadata-profile", required_argument, NULL, OPT_METADATA_PROFILE },
-	{ "inherit-nodatasum", required_argument, NULL, OPT_INHERIT_NODATASUM },
-	{ "label", required_argument, NULL, OPT_LABEL },
-	{ "fsid", required_argument, NULL, OPT_FSID },
-	{ "device-uuid", required_argument, NULL, OPT_DEVICE_UUID },
-	{ "chunk-tree-uuid", required_argument, NULL, OPT_CHUNK_TREE_UUID },
-	{ "subvolume-uuid", required_argument, NULL, OPT_SUBVOLUME_UUID },
-	{ "time", required_argument, NULL, OPT_TIME },
-	{ "metadata-only", no_argument, NULL, OPT_METADATA_ONLY },
-	{ "force", no_argument, NULL, OPT_FORCE },
-	{ "help", no_argument, NULL, OPT_HELP },
-	{ "version", no_argument, NULL, OPT_VERSION },
-	{ 0 },
-};
-
-static int parse_option(struct options *options, int id)
-{
-	static const char *const profiles[2] = { "single", "dup" };
-	static const char *const switches[2] = { "off", "on" };
-	struct seed *seed = &options->seed;
-
-	switch (id) {
-	case OPT_VIRTUAL_SIZE:
-		return parse_size("--virtual-data-size", optarg, &seed->virtual_bytes);
-	case OPT_VIRTUAL_NAME:
-		seed->virtual_name = optarg;
-		return 0;
-	case OPT_CHUNK_SIZE:
-		return parse_size("--chunk-size", optarg, &seed->chunk_bytes);
-	case OPT_METADATA_PROFILE:
-		return parse_choice("--metadata-profile", optarg, profiles, &seed->metadata_dup);
-	case OPT_INHERIT_NODATASUM:
-		return parse_choice("--inherit-nodatasum", optarg, switches,
-				    &seed->inherit_nodatasum);
-	case OPT_LABEL:
-		seed->label = optarg;
-		return 0;
-	case OPT_FSID:
-		return parse_uuid("--fsid", optarg, seed->fsid, &options->has_fsid);
-	case OPT_DEVICE_UUID:
-		return parse_uuid("--device-uuid", optarg, seed->device_uuid,
-				  &options->has_device_uuid);
-	case OPT_CHUNK_TREE_UUID:
-		return parse_uuid("--chunk-tree-uuid", optarg, seed->chunk_tree_uuid,
-				  &options->has_chunk_tree_uuid);
-	case OPT_SUBVOLUME_UUID:
-		return parse_uuid("--subvolume-uuid", optarg, seed->subvolume_uuid,
-				  &options->has_subvolume_uuid);
-	case OPT_TIME:
-		options->has_time = true;
-		return parse_time("--time", optarg, &seed->time);
-	case OPT_METADATA_ONLY:
-		options->metadata_only = true;
-		return 0;
-	case OPT_FORCE:
-		options->force = true;
-		return 0;
-	}
-	return -EINVAL;
-}
+/* NB: beyond what a byte holds, as getopt tells unknown short options by their letter. */
+enum { ROWS = sizeof(rows) / sizeof(*rows), FIRST = 256, HELP = FIRST + ROWS, VERSION };
 
 /* getopt only tells that an option is wrong; explain why. */
 static void report_bad_option(int id, const char *argument)
 {
 	if (id == ':')
 		msg_error("%s needs a value", argument);
-	else if (optopt >= OPT_VIRTUAL_SIZE)
+	else if (optopt >= FIRST)
 		msg_error("%s: this option takes no value", argument);
 	else
 		msg_error("%s: no such option, or not a whole one", argument);
@@ -287,14 +248,25 @@ static void report_bad_option(int id, const char *argument)
 
 int options_parse(struct options *options, int argc, char **argv)
 {
+	struct option long_options[ROWS + 3] = {
+		[ROWS] = { "help", no_argument, NULL, HELP },
+		{ "version", no_argument, NULL, VERSION },
+	};
 	struct seed *seed = &options->seed;
 	int id;
 
+	for (int i = 0; i < ROWS; i++)
+		long_options[i] = (struct option){
+			.name = rows[i].name + strlen("--"),
+			.has_arg = rows[i].parse == set ? no_argument : required_argument,
+			.val = FIRST + i,
+		};
 	*options = (struct options){
 		.seed = { .virtual_bytes = EIB(4),
 			  .chunk_bytes = CHUNK_LENGTH_MAX,
 			  .virtual_name = DEFAULT_NAME,
-			  .label = "" },
+			  .label = "",
+			  .time = -1 },
 	};
 	opterr = 0;
 	for (;;) {
@@ -303,15 +275,16 @@ int options_parse(struct options *options, int argc, char **argv)
 		id = getopt_long(argc, argv, ":", long_options, NULL);
 		if (id < 0)
 			break;
-		if (id == OPT_HELP)
+		if (id == HELP)
 			return print_help(help_text);
-		if (id == OPT_VERSION)
+		if (id == VERSION)
 			return print_version();
 		if (id == '?' || id == ':') {
 			report_bad_option(id, optind > index ? argv[optind - 1] : argv[optind]);
 			return EXIT_USAGE;
 		}
-		if (parse_option(options, id))
+		if (rows[id - FIRST].parse(rows[id - FIRST].name, optarg,
+					   (char *)options + rows[id - FIRST].field))
 			return EXIT_USAGE;
 	}
 	if (argc - optind > 1)
@@ -330,21 +303,19 @@ int options_fill_identity(struct options *options)
 	const char *epoch = getenv("SOURCE_DATE_EPOCH");
 	struct seed *seed = &options->seed;
 
-	if (!options->has_time && epoch && *epoch) {
+	if (seed->time < 0 && epoch && *epoch) {
 		if (parse_time("SOURCE_DATE_EPOCH", epoch, &seed->time))
 			return -EINVAL;
-	} else if (!options->has_time) {
+	} else if (seed->time < 0) {
 		seed->time = time(NULL);
 	}
-	if (!options->has_fsid)
+	if (uuid_is_null(seed->fsid))
 		uuid_generate_random(seed->fsid);
 	/* Derive the UUIDs from the fsid, so that they differ from each other and between seeds. */
-	if (!options->has_device_uuid)
+	if (uuid_is_null(seed->device_uuid))
 		uuid_generate_sha1(seed->device_uuid, seed->fsid, "device", 6);
-	if (!options->has_chunk_tree_uuid)
-		uuid_generate_sha1(seed->chunk_tree_uuid, seed->fsid, "chunk-tree", 10);
+	uuid_generate_sha1(seed->chunk_tree_uuid, seed->fsid, "chunk-tree", 10);
 	uuid_generate_sha1(seed->top_uuid, seed->fsid, "top-level", 9);
-	if (!options->has_subvolume_uuid)
-		uuid_generate_sha1(seed->subvolume_uuid, seed->fsid, "subvolume", 9);
+	uuid_generate_sha1(seed->subvolume_uuid, seed->fsid, "subvolume", 9);
 	return 0;
 }

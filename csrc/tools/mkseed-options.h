@@ -13,11 +13,6 @@ struct options {
 	const char *output;
 	bool metadata_only;
 	bool force;
-	bool has_time;
-	bool has_fsid;
-	bool has_device_uuid;
-	bool has_chunk_tree_uuid;
-	bool has_subvolume_uuid;
 };
 
 /*

@@ -90,8 +90,7 @@ def _mkseed(directory: Path) -> Scenario:
     image = directory / "seed"
     size = ("--virtual-data-size=20G", "--chunk-size=4G", "--metadata-only")
     one = "6d0f9fa0-8ad1-4f6b-b1b5-7b3a1b7d5f11"
-    kinds = ("fsid", "device-uuid", "chunk-tree-uuid", "subvolume-uuid")
-    fixed = ("--time=1", *(f"--{kind}={one}" for kind in kinds))
+    fixed = ("--time=1", f"--fsid={one}", f"--device-uuid={one}")
     words: list[str | Path] = [helper_path(MKSEED), *size, *fixed, image]
     return Scenario(words, image)
 
