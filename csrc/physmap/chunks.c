@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "physmap/chunks.h"
 
+#include "base/array.h"
 #include "base/cleanup.h"
 #include "physmap/search.h"
 
@@ -77,25 +78,6 @@ static int set_geometry(struct chunk *chunk, uint16_t sub_stripes)
 	return 0;
 }
 
-/* Makes room for `more` elements. The capacity is a power of two, computed from the count. */
-static int reserve(void **array, size_t count, size_t more, size_t element_bytes)
-{
-	size_t capacity = 64;
-	void *grown;
-
-	while (capacity < count)
-		capacity *= 2;
-	if (*array && count + more <= capacity)
-		return 0;
-	while (capacity < count + more)
-		capacity *= 2;
-	grown = reallocarray(*array, capacity, element_bytes);
-	if (!grown)
-		return -ENOMEM;
-	*array = grown;
-	return 0;
-}
-
 static int add_chunk(struct chunk_map *map, const struct tree_item *item)
 {
 	struct btrfs_chunk raw;
@@ -122,8 +104,8 @@ static int add_chunk(struct chunk_map *map, const struct tree_item *item)
 	if (ret < 0)
 		return ret;
 
-	ret = reserve((void **)&map->stripes, map->stripe_count, chunk.num_stripes,
-		      sizeof(*map->stripes));
+	ret = array_reserve(map->stripes, map->stripe_capacity,
+			    map->stripe_count + chunk.num_stripes);
 	if (ret < 0)
 		return ret;
 	stripe_data = (const char *)item->data + offsetof(struct btrfs_chunk, stripe);
@@ -137,7 +119,7 @@ static int add_chunk(struct chunk_map *map, const struct tree_item *item)
 		};
 	}
 
-	ret = reserve((void **)&map->chunks, map->count, 1, sizeof(*map->chunks));
+	ret = array_reserve(map->chunks, map->capacity, map->count + 1);
 	if (ret < 0)
 		return ret;
 	map->chunks[map->count++] = chunk;

@@ -25,9 +25,9 @@ struct chunk {
 
 struct chunk_map {
 	struct chunk *chunks; /* by `start` */
-	size_t count;
+	size_t count, capacity;
 	struct chunk_stripe *stripes;
-	size_t stripe_count;
+	size_t stripe_count, stripe_capacity;
 	size_t last_hit; /* index: extents of a file tend to follow each other */
 	/* If set, a tree of its own places striped and mirrored data, not the chunks. */
 	bool has_raid_stripe_tree;
