@@ -135,6 +135,22 @@ def test_a_tar_is_read_exactly(shell: Shell, in_memory: Path, form: str) -> None
 
 
 @as_root
+def test_labels_of_the_building_machine_are_left_out(
+    shell: Shell, in_memory: Path
+) -> None:
+    file = in_memory / "tree" / "file"
+    file.parent.mkdir()
+    file.touch()
+    os.setxattr(file, "security.capability", trees.CAPABILITY)
+    for path in (file, file.parent):
+        os.setxattr(path, "security.selinux", b"system_u:object_r:bin_t:s0\0")
+    (model,) = models(shell, f"directory:{file.parent}")
+    tree = tree_of(model)
+    assert tree[b"."].xattrs == ()
+    assert dict(tree[b"file"].xattrs) == {b"security.capability": trees.CAPABILITY}
+
+
+@as_root
 def test_acls_as_text(shell: Shell, in_memory: Path) -> None:
     """GNU tar's way of writing them, which has the mask in the mode."""
     header = Member("file")

@@ -6,9 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.needs import Need
 
-from btrfs_ublk.base.capabilities import Program
 from btrfs_ublk.base.process import run
 from btrfs_ublk.device.state import RUN_VARIABLE
 from btrfs_ublk.ops.doctor.access import Unseen
@@ -48,31 +46,6 @@ def problems(dump: str) -> dict[str, str]:
         if reason is not None and one.name not in ("root", "snapshotter"):
             found[one.name] = reason
     return found
-
-
-def test_containerd_1(plugin: str, tmp_path: Path, need: Need) -> None:
-    need(Program("containerd", "containerd"))
-
-    def dump(text: str) -> str:
-        file = tmp_path / "config.toml"
-        file.write_text(f'version = 2\nroot = "{tmp_path}"\n{text}')
-        return run(
-            ["containerd", "--config", file, "config", "dump"], timeout_s=60
-        ).stdout
-
-    assert problems(dump("")).keys() == {
-        "proxy plugin",
-        "CRI's snapshotter",
-        "references for the snapshotter",
-        "room for images, as the kubelet sees it",
-    }
-    named = tmp_path / "io.containerd.snapshotter.v1.btrfs-ublk"
-    named.symlink_to("root")
-    cri = '[plugins."io.containerd.grpc.v1.cri".containerd]\n'
-    right = f'{cri}snapshotter = "btrfs-ublk"\ndisable_snapshot_annotations = false\n'
-    assert problems(dump(plugin + right)) == {}
-    elsewhere = plugin.replace("snapshotter.sock", "elsewhere.sock")
-    assert "its address is" in problems(dump(elsewhere + right))["proxy plugin"]
 
 
 def test_containerd_2(plugin: str) -> None:

@@ -7,13 +7,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import click
 import pytest
 from support.needs import Need
 from support.paths import PROJECT
 
 from btrfs_ublk.base.capabilities import Program
-from btrfs_ublk.cli.main import command as root
 from btrfs_ublk.ops.manual import SETTINGS_COMMAND, man_pages, with_settings
 from btrfs_ublk.volume import SETTINGS
 
@@ -27,13 +25,6 @@ def test_the_table_of_settings_is_current() -> None:
     found = re.findall(r"^\| `(\w+)` \| `--([a-z-]+)` \|", written, re.M)
     assert [key for key, _ in found] == [key for key in SETTINGS if key != "file"]
     assert all(option == key.replace("_", "-") for key, option in found)
-
-
-def test_every_noun_has_a_page() -> None:
-    nouns = root.list_commands(click.Context(root))
-    expected = {f"btrfs-ublk-{noun}.1" for noun in nouns}
-    assert set(_PAGES) == expected | {"btrfs-ublk.1"}
-    assert {"btrfs-ublk-seed.1", "btrfs-ublk-map-physical.1"} < set(_PAGES)
 
 
 @pytest.mark.parametrize("name", _PAGES)
