@@ -139,11 +139,13 @@ class VirtualData:
         self.directory = directory
         self.map = directory / "map"
         self.blocks: list[bytes | None] = [None] * (size // BLOCK)
+        self._shell: StoreShell | None = None
 
     def add(self, source: dict[str, Any], data: bytes, offset: int) -> None:
         """All of a source, at an offset of the virtual data."""
         length = -(-len(data) // BLOCK) * BLOCK
-        with StoreShell(self._build, self.map) as shell:
+        one = self._shell
+        with nullcontext(one) if one else StoreShell(self._build, self.map) as shell:
             answer = shell.add([[offset, length, 0, 0]], source)
             assert "error" not in answer, answer
         padded = data + bytes(length - len(data))
@@ -166,15 +168,19 @@ class VirtualData:
 
     def fill(self) -> None:
         """22 units of all local kinds, next to each other, with holes."""
-        self.add({"size": 2 * UNIT, "kind": "memset", "byte": 7}, b"\7" * 2 * UNIT, 0)
-        size = UNIT + 4003  # in mid-word of the last block, and not a whole one
-        self.add({"size": size, "kind": "pattern"}, pattern(size), 2 * UNIT)
-        self.add_file("plain", 4 * UNIT, 3 * UNIT + 1234)
-        self.add_file("digests", 7 * UNIT + BLOCK, 5 * UNIT, digests=True)
-        self.add_file("tiny", 12 * UNIT + BLOCK, 1)
-        for number in range(16):
-            offset = 20 * UNIT + number * BLOCK
-            self.add_file(f"block-{number}", offset, BLOCK - number)
+        with StoreShell(self._build, self.map) as self._shell:
+            self.add(
+                {"size": 2 * UNIT, "kind": "memset", "byte": 7}, b"\7" * 2 * UNIT, 0
+            )
+            size = UNIT + 4003  # in mid-word of the last block, and not a whole one
+            self.add({"size": size, "kind": "pattern"}, pattern(size), 2 * UNIT)
+            self.add_file("plain", 4 * UNIT, 3 * UNIT + 1234)
+            self.add_file("digests", 7 * UNIT + BLOCK, 5 * UNIT, digests=True)
+            self.add_file("tiny", 12 * UNIT + BLOCK, 1)
+            for number in range(16):
+                offset = 20 * UNIT + number * BLOCK
+                self.add_file(f"block-{number}", offset, BLOCK - number)
+        self._shell = None
 
     def content(self, offset: int, length: int) -> bytes | int:
         """The bytes, or the errno that a read must fail with."""
