@@ -316,9 +316,7 @@ class VolumeDirectory:
                 f"another command works on volume {self.name!r} for {timeout_s:g} s",
                 hint=f"see which: fuser {self.lock}",
             )
-        remove_unfinished(
-            *(self._definition, self._made, self._session, self._files, self._adding)
-        )
+        records = (self._definition, self._made, self._session, self._files)
         remove_unfinished(*records, self._adding, self._rollback)
         return lock
 
