@@ -196,6 +196,15 @@ static int take_identity(struct new_source *made, struct error *error)
 	return 0;
 }
 
+ * It is pinned, and another one makes another source. Its text stays one that older servers read.
+static int add_identity_to_name(struct new_source *made)
+	int err = 0;
+	if (!made->identity)
+	if (json_object_set_new(made->text, "identity", json_string(made->identity)))
+		return -ENOMEM;
+	err = name_of(made->text, made->name);
+	json_object_del(made->text, "identity");
+	return err;
 static int init(struct store *store, struct new_source *made, struct error *error)
 {
 	int err = new_source_take_index(made, error);
@@ -219,7 +228,7 @@ static int init(struct store *store, struct new_source *made, struct error *erro
 	if (json_object_set_new(made->text, "unit", json_integer(made->source->unit_bytes)))
 		return error_set(error, -ENOMEM, "no memory for a source");
 	if (sized)
-		return finish(made, error);
+		return finish(made, error) ?: add_identity_to_name(made);
 	err = name_unsized(made);
 	if (!err)
 		err = look_up(store, made, error);

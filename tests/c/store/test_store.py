@@ -355,6 +355,30 @@ def test_an_identity_that_comes_with_a_source_is_pinned(
     assert found == [(1, 0, 'etag "1"')]
 
 
+def test_an_identity_that_comes_with_a_source_is_pinned(
+    again: Open, path: Path
+) -> None:
+    source = {"kind": "http", "url": "http://a.example/x", "size": MIB}
+    listed = source | {"identity": 'etag "1"'}
+    other = listed | {"identity": 'etag "2" modified yesterday'}
+    with again() as shell:
+        for number, each in enumerate((source, listed, other)):
+            for existed in (False, True):
+                reply = shell.add([[number * BLOCK, BLOCK, 0, 0]], each)
+                assert reply == added((number * BLOCK, existed))
+        for wrong in ("", "1", 7, "etag \n", f"etag {'x' * 400}"):
+            error = shell.add([[0, BLOCK, 0, 0]], source | {"identity": wrong})
+            assert "is not" in error["text"], wrong
+        unsized = {key: value for key, value in listed.items() if key != "size"}
+        error = shell.add([[0, BLOCK, 0, 0]], unsized)
+        assert 'needs a "size"' in error["text"]
+    with sqlite3.connect(path) as database:
+        found = database.execute("SELECT * FROM identities").fetchall()
+        texts = database.execute("SELECT DISTINCT text FROM sources").fetchall()
+    assert found == [(2, 0, listed["identity"]), (3, 0, other["identity"])]
+    assert len(texts) == 1
+
+
 def test_pins_last(again: Open, data: Path) -> None:
     other = "cd" * 32
     with again() as shell:
