@@ -126,7 +126,7 @@ class Connection:
         self._caches = access.caches(host) if actions == "pull" and not base else ()
         self._session = requests.Session()
         self._session.headers["User-Agent"] = _AGENT
-        self._session.verify = _system_certificates()
+        self._session.verify = system_certificates()
         # NB: only what is given with each request precedes REQUESTS_CA_BUNDLE.
         self._verify = None if access.ca_file is None else str(access.ca_file)
         if access.ca_file is not None and not access.ca_file.is_file():
@@ -524,7 +524,8 @@ def _as_it_is(request: requests.PreparedRequest) -> requests.PreparedRequest:
     return request
 
 
-def _system_certificates() -> str | bool:
+def system_certificates() -> str | bool:
+    """Return what requests takes as ``verify``, instead of its own certificates."""
     paths = ssl.get_default_verify_paths()
     return paths.cafile or paths.capath or True
 

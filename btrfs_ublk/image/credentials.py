@@ -122,7 +122,7 @@ def _read(path: Path) -> dict[str, Any]:
         # O_NONBLOCK: opening a FIFO must not hang.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(fd, "rb") as file:
-            _check(path, os.fstat(fd))
+            check_closed(path, os.fstat(fd))
             config = json.loads(file.read(_MAX_BYTES))
     except OSError as error:
         raise UsageError(
@@ -136,7 +136,8 @@ def _read(path: Path) -> dict[str, Any]:
     return config
 
 
-def _check(path: Path, status: os.stat_result) -> None:
+def check_closed(path: Path, status: os.stat_result) -> None:
+    """Raise UsageError for a file with secrets that others can read."""
     if not stat.S_ISREG(status.st_mode):
         raise UsageError(f"{path} is no regular file")
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o077:

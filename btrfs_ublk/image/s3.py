@@ -1,7 +1,7 @@
-"""Image layouts in S3 buckets: below s3://BUCKET/PREFIX/.
+"""S3 buckets: their listings, and image layouts below s3://BUCKET/PREFIX/.
 
-Endpoint, region and keys are those that other S3 clients take from the environment, as
-AWS_ENDPOINT_URL, AWS_REGION and AWS_PROFILE; see s3_keys().
+Of layouts, endpoint, region and keys are those that other S3 clients take from the
+environment, as AWS_ENDPOINT_URL, AWS_REGION and AWS_PROFILE; see s3_keys().
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import requests
 
+from btrfs_ublk.content import SourceKeys
 from btrfs_ublk.content.s3 import s3_keys
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
@@ -25,11 +26,13 @@ try:
     # They have no types: their classes are made when they run.
     boto3: Any = import_module("boto3")
     transfer: Any = import_module("boto3.s3.transfer")
+    botocore: Any = import_module("botocore.session")
     Config: Any = import_module("botocore.config").Config
+    UNSIGNED: Any = import_module("botocore").UNSIGNED
     exceptions: Any = import_module("botocore.exceptions")
 except ImportError as missing:
     raise UsageError(
-        f"images in S3 buckets need the Python package {missing.name}",
+        f"S3 buckets need the Python package {missing.name}",
         hint="pip install 'btrfs-ublk[s3]'",
     ) from missing
 BotoCoreError: Any = exceptions.BotoCoreError
@@ -47,34 +50,53 @@ _MISSING = ("404", "NoSuchKey", "NotFound")
 _CHANGED = ("412", "PreconditionFailed", "409", "ConditionalRequestConflict")
 
 
-class S3Files(Files):
-    """Objects below a prefix of a bucket."""
+class Bucket:
+    """Requests about a bucket, which ``place`` names in errors. ``keys`` are those of a
+    source of the kind s3."""
 
-    def __init__(self, reference: Reference, access: RegistryAccess) -> None:
-        self.place = reference.place
-        self._bucket = reference.bucket
-        self._prefix = reference.repository
-        given = s3_keys()
+    def __init__(self, place: str, keys: SourceKeys) -> None:
+        self.place = place
+        path_style = keys.get("path_style", "endpoint" in keys)
         config = Config(
             connect_timeout=_TIMEOUT_S[0],
             read_timeout=_TIMEOUT_S[1],
             retries={"total_max_attempts": _TRIES, "mode": "standard"},
-            s3={"addressing_style": "path"} if "endpoint" in given else {},
+            s3={"addressing_style": "path"} if path_style else {},
             # Others than Amazon's do not know checksums behind the body.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
+            signature_version=UNSIGNED if keys.get("anonymous") else None,
         )
         with self._beginning():
-            self._client: Any = boto3.session.Session().client(
+            self._client: Any = self._session(keys).client(
                 "s3",
-                region_name=given.get("region", _REGION),
-                endpoint_url=given.get("endpoint"),
-                verify=str(access.ca_file) if access.ca_file else None,
+                region_name=keys.get("region", _REGION),
+                endpoint_url=keys.get("endpoint"),
+                verify=keys.get("ca_file"),
                 config=config,
             )
 
+    def _session(self, keys: SourceKeys) -> Any:
+        file, profile = keys.get("credentials_file"), keys.get("profile")
+        found = botocore.get_session()
+        if file or profile:
+            # NB: with a profile, keys of the environment do not count.
+            found.set_config_variable("profile", profile or "default")
+        if file:
+            found.set_config_variable("credentials_file", file)
+        return boto3.session.Session(botocore_session=found)
+
     def close(self) -> None:
         self._client.close()
+
+    def pages(self, bucket: str, prefix: str) -> Iterator[list[dict[str, Any]]]:
+        """Yield the objects below a prefix, a page of them per request."""
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=bucket, Prefix=prefix
+        )
+        with self._asking("list it"):
+            for page in pages:
+                yield page.get("Contents", [])
 
     @contextmanager
     def _beginning(self) -> Iterator[None]:
@@ -86,9 +108,6 @@ class S3Files(Files):
                 hint="AWS_ENDPOINT_URL is like https://HOST:PORT; see AWS_REGION, "
                 "AWS_PROFILE and the files of keys and settings",
             ) from error
-
-    def _object(self, name: str) -> dict[str, str]:
-        return {"Bucket": self._bucket, "Key": f"{self._prefix}/{name}"}
 
     @contextmanager
     def _asking(self, what: str) -> Iterator[None]:
@@ -140,6 +159,23 @@ class S3Files(Files):
             hint=hint,
             status=status,
         )
+
+
+class S3Files(Bucket, Files):
+    """Objects below a prefix of a bucket."""
+
+    def __init__(self, reference: Reference, access: RegistryAccess) -> None:
+        keys = s3_keys()
+        keys.pop("credentials_file", None)  # boto3 finds it by itself
+        keys.pop("profile", None)
+        if access.ca_file:
+            keys["ca_file"] = str(access.ca_file)
+        super().__init__(reference.place, keys)
+        self._bucket = reference.bucket
+        self._prefix = reference.repository
+
+    def _object(self, name: str) -> dict[str, str]:
+        return {"Bucket": self._bucket, "Key": f"{self._prefix}/{name}"}
 
     def _if_there(self, what: str, ask: Callable[[], Any]) -> Any:
         """Return the answer; None where there is no such object."""
