@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         forks_of_image,
         unfork_image,
     )
+    from btrfs_ublk.volume.listing import ListedFile, Listing
     from btrfs_ublk.volume.make import remove_halves
     from btrfs_ublk.volume.report import (
         KeptFile,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
         volume_directory,
         volumes_directory,
     )
+    from btrfs_ublk.volume.tree_entry import VolumeTree, read_listing
     from btrfs_ublk.volume.trees import AddedTree, add_image, add_tree
     from btrfs_ublk.volume.up import up_volume
     from btrfs_ublk.volume.volumes import NamedVolume, Volumes, kept_volume

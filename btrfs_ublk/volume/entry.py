@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
+from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 from btrfs_ublk.base.urls import shown_text
@@ -98,7 +99,7 @@ class VolumeFile:
         return keys
 
     @classmethod
-    def from_keys(cls, keys: dict[str, Any]) -> VolumeFile:
+    def from_keys(cls, keys: dict[str, Any]) -> Self:
         """Make a file from a table of a definition. Raises UsageError."""
         path = keys.get("path")
         if not isinstance(path, str):
@@ -117,13 +118,13 @@ class VolumeFile:
             raise UsageError(
                 f"{what} needs either url or source", hint="or size = 0: an empty file"
             )
-        source = keys["source"] if "source" in keys else source_of(keys["url"])
+        source = keys["source"] if "source" in keys else cls.parse_source(keys["url"])
         if not isinstance(source, dict):
             raise UsageError(f"{what}: source is no table")
         return cls(path, source | knowledge)
 
     @classmethod
-    def parse(cls, text: str) -> VolumeFile:
+    def parse(cls, text: str) -> Self:
         """Parse "PATH=URL". Raises UsageError."""
         path, equals, url = text.partition("=")
         # NB: a URL alone may contain an equals sign.
@@ -131,10 +132,14 @@ class VolumeFile:
             raise UsageError(
                 f"{text!r} is not PATH=URL", hint="big.bin=https://example.org/big"
             )
-        return cls(path, source_of(url))
+        return cls(path, cls.parse_source(url))
+
+    @staticmethod
+    def parse_source(text: object) -> SourceKeys:
+        return source_of(text)
 
     @classmethod
-    def parse_url_file(cls, text: str) -> VolumeFile:
+    def parse_url_file(cls, text: str) -> Self:
         """Parse "PATH=FILE"; the file contains the URL. Raises UsageError."""
         path, equals, file = text.partition("=")
         if not (path and equals and file):
@@ -223,6 +228,13 @@ def describe_source(source: SourceKeys) -> str:
     if _is_empty(source):
         return "nothing: it is empty"
     return shown_text(_url_of(source) or json.dumps(_place(source)))
+
+
+def origin_of(source: SourceKeys) -> str:
+    """Return the location of a listing, for people."""
+    if source.get("kind") == "s3":
+        return f"s3://{source['bucket']}/{source['key']}"
+    return shown_text(str(source.get("url") or source.get("path")))
 
 
 def _is_empty(source: SourceKeys) -> bool:
