@@ -78,6 +78,14 @@ _defining_options = stacked(
         " oci, /PATH, or JSON. May be repeated.",
     ),
     click.option(
+        "--add-tree",
+        "trees",
+        multiple=True,
+        metavar="PATH=SOURCE",
+        help="A directory, and what lists its files: s3://BUCKET/PREFIX/, the index"
+        " of a web server, or a manifest. May be repeated.",
+    ),
+    click.option(
         "--url-file",
         "url_files",
         multiple=True,
@@ -106,6 +114,7 @@ def up(
     as_json: bool,
     files: tuple[str, ...],
     url_files: tuple[str, ...],
+    trees: tuple[str, ...],
     access: volumes.Access,
     **options: Any,
 ) -> None:
@@ -126,15 +135,21 @@ def up(
         is_default = found.is_default
     added = entries("--add-file", volumes.VolumeFile.parse, files)
     added += entries("--url-file", volumes.VolumeFile.parse_url_file, url_files)
-    if file is not None and (given or added):
-        first = next(iter(given), "add-file" if files else "url-file")
+    listed = entries("--add-tree", volumes.VolumeTree.parse, trees)
+    if file is not None and (given or added or listed):
+        adding = {"add-file": files, "url-file": url_files, "add-tree": trees}
+        first = next(iter(given), "") or next(x for x in adding if adding[x])
         first = first.replace("_", "-")
         raise UsageError(
             f"volume {name!r} is defined in {file}, which --{first} cannot change",
             hint="write it there",
         )
     definition = _changed(definition, given)
-    definition = definition.with_files(access.given_to(added))
+    entered = access.given_to([*added, *listed])
+    definition = definition.with_files(entered[: len(added)])
+    definition = definition.with_trees(
+        [x for x in entered if isinstance(x, volumes.VolumeTree)]
+    )
     images: list[tuple[str, str]] = []
     devices.allow_fork()
     with progress(f"bring volume {name} up"):
@@ -147,7 +162,7 @@ def up(
         )
     for image in images:
         say_resolved(*image)
-    if is_default and not given and not added:
+    if is_default and not given and not added and not listed:
         # The name may be misspelt.
         click.echo(f"note: volume {name} is a new one, with nothing in it", err=True)
     click.echo(json.dumps(volume.to_dict()) if as_json else volume.mount)
@@ -360,6 +375,9 @@ def _print(volume: volumes.KeptVolume) -> None:
     ]
     for name, value in lines:
         click.echo(f"{name:14} {value}")
+    for tree in volume.trees:
+        size = f"{tree['files']} files, {format_size(tree['size_bytes'])}"
+        click.echo(f"{'tree':14} {tree['path']}: {size} from {tree['origin']}")
     for file in volume.files[:_SHOWN_FILES]:
         gone = ", removed since" if file.present is False else ""
         size = format_size(file.size_bytes)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -16,6 +16,8 @@ from btrfs_ublk.base.progress import progress
 from btrfs_ublk.cli.volume_options import Function, confirm, volume_name, volumes_base
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import format_size
+
+_File = TypeVar("_File", bound=volumes.VolumeFile)
 
 #: How the servers of files are asked.
 _source_options = stacked(
@@ -67,10 +69,8 @@ def with_source_access(function: Function) -> Function:
 
 
 def entries(
-    option: str,
-    parse: Callable[[str], volumes.VolumeFile],
-    texts: Sequence[str],
-) -> list[volumes.VolumeFile]:
+    option: str, parse: Callable[[str], _File], texts: Sequence[str]
+) -> list[_File]:
     """Parse the values of an option, or of an argument, which errors name."""
     try:
         return [parse(text) for text in texts]

@@ -35,6 +35,7 @@ from btrfs_ublk.volume.settings import (
     Setting,
     Size,
 )
+from btrfs_ublk.volume.tree_entry import VolumeTree
 
 #: One chunk of the seed holds this; more would cost metadata, less would save none.
 DEFAULT_SIZE_BYTES = 64 * TIB
@@ -45,21 +46,27 @@ DEFAULT_READ_AHEAD_BYTES = 128 * KIB
 DEFAULT_DEADLINE_S = 30.0
 
 _Default = TypeVar("_Default")
+_File = TypeVar("_File", bound=VolumeFile)
 
 
 class Files(Kind):
     type = None
+    entry = VolumeFile
 
     def read(self, value: object, key: str) -> tuple[VolumeFile, ...]:
         if not isinstance(value, list) or not all(isinstance(x, dict) for x in value):
-            raise UsageError(f"{key} is no list of tables", hint="write [[file]]")
-        return tuple(VolumeFile.from_keys(table) for table in value)
+            raise UsageError(f"{key} is no list of tables", hint=f"write [[{key}]]")
+        return tuple(self.entry.from_keys(table) for table in value)
 
     def write(self, value: Any) -> Any:
         return [entry.to_keys() for entry in value] or None
 
     def check(self, value: Any, noun: str) -> None:
         merge_files(value, ())
+
+
+class Trees(Files):
+    entry = VolumeTree
 
 
 class ImageName(Kind):
@@ -315,6 +322,9 @@ class VolumeDefinition:
     files: tuple[VolumeFile, ...] = _setting(
         (), "file", Files(), "The files in it.", change="at once"
     )
+    trees: tuple[VolumeTree, ...] = _setting(
+        (), "tree", Trees(), "The trees in it.", change="at once"
+    )
 
     def __post_init__(self) -> None:
         """Raise UsageError for values that no volume can have."""
@@ -322,7 +332,8 @@ class VolumeDefinition:
             for setting in SETTINGS.values():
                 setting.check_value(self)
         self._check_caches()
-        if self.image is not None and self.files:
+        merge_files(self.files, self.trees)
+        if self.image is not None and (self.files or self.trees):
             raise UsageError(
                 f"files cannot be added to a volume of an image ({self.image})",
                 hint="add them to another volume",
@@ -345,6 +356,10 @@ class VolumeDefinition:
         Raises UsageError when a path is to come from two sources.
         """
         return replace(self, files=merge_files(self.files, more))
+
+    def with_trees(self, more: Sequence[VolumeTree]) -> VolumeDefinition:
+        """Do the same with trees."""
+        return replace(self, trees=merge_files(self.trees, more))
 
     def to_toml(self) -> str:
         """Return the text that parse_definition() reads."""
@@ -369,13 +384,11 @@ SETTINGS = {
 }
 
 
-def merge_files(
-    first: Sequence[VolumeFile], more: Sequence[VolumeFile]
-) -> tuple[VolumeFile, ...]:
+def merge_files(first: Sequence[_File], more: Sequence[_File]) -> tuple[_File, ...]:
     """Return the files of both sequences without duplicates. Raises UsageError when two
     sources claim one path, or a file is also the directory of another one.
     """
-    found: dict[str, VolumeFile] = {}
+    found: dict[str, _File] = {}
     for entry in (*first, *more):
         other = found.setdefault(entry.path, entry)
         if not entry.is_same_as(other):
@@ -386,7 +399,8 @@ def merge_files(
     for path in found:
         for parent in PurePosixPath(path).parents:
             if str(parent) in found:
-                raise UsageError(f"file {path!r} is to be in {str(parent)!r}, a file")
+                kind = "tree" if isinstance(found[str(parent)], VolumeTree) else "file"
+                raise UsageError(f"file {path!r} is to be in {str(parent)!r}, a {kind}")
     return tuple(found.values())
 
 

@@ -76,6 +76,7 @@ class KeptVolume:
     snapshots: list[str] = field(default_factory=list)
     cache: Path | None = None
     files: list[KeptFile] = field(default_factory=list)
+    trees: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def is_up(self) -> bool:
@@ -227,6 +228,7 @@ def _look(
             for one in files.values()
             if one.is_whole
         ],
+        trees=[tree.to_dict() for tree in volume.made_trees()],
     )
 
 

