@@ -7,8 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from btrfs_ublk.base.urls import shown_text

@@ -167,11 +167,8 @@ class VolumeDirectory:
         self._session = path / "session.json"
         self._files = path / "files.json"
         self._adding = path / "adding.json"
-<<<<<<< HEAD
         self._rollback = path / "rollback.json"
-=======
         self._trees = path / "trees.json"
->>>>>>> 2342f90a (volume: make trees of what is listed elsewhere)
         #: Data objects of trees that were added, by the roots of their digests.
         self.trees = path / "trees"
 
@@ -353,11 +350,7 @@ class VolumeDirectory:
                 hint=f"see which: fuser {self.lock}",
             )
         records = (self._definition, self._made, self._session, self._files)
-<<<<<<< HEAD
-        remove_unfinished(*records, self._adding, self._rollback)
-=======
-        remove_unfinished(*records, self._adding, self._trees)
->>>>>>> 2342f90a (volume: make trees of what is listed elsewhere)
+        remove_unfinished(*records, self._adding, self._rollback, self._trees)
         return lock
 
 

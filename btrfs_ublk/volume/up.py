@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
-<<<<<<< HEAD
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-=======
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
->>>>>>> 2342f90a (volume: make trees of what is listed elsewhere)
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

@@ -426,8 +426,8 @@ static int choose_all(struct request *request)
 
 		err = is_over(request) ?
 			      -ECANCELED :
-			      new_sources_find(request->store, request->sources, i,
-					       i + (left < FOUND_AT_ONCE ? left : FOUND_AT_ONCE),
+			      new_sources_find(request->store, &request->sources[i],
+					       left < FOUND_AT_ONCE ? left : FOUND_AT_ONCE,
 					       request->error);
 	}
 	if (!err)

@@ -175,7 +175,7 @@ static int finish(struct new_source *made, struct error *error)
 
 /*
  * "identity" is what somebody has read of the object that the first mirror has, as in a listing.
- * It is pinned, and no part of what the source is.
+ * It is pinned, and another one makes another source. Its text stays one that older servers read.
  */
 static int take_identity(struct new_source *made, struct error *error)
 {
@@ -196,15 +196,19 @@ static int take_identity(struct new_source *made, struct error *error)
 	return 0;
 }
 
- * It is pinned, and another one makes another source. Its text stays one that older servers read.
 static int add_identity_to_name(struct new_source *made)
+{
 	int err = 0;
+
 	if (!made->identity)
+		return 0;
 	if (json_object_set_new(made->text, "identity", json_string(made->identity)))
 		return -ENOMEM;
 	err = name_of(made->text, made->name);
 	json_object_del(made->text, "identity");
 	return err;
+}
+
 static int init(struct store *store, struct new_source *made, struct error *error)
 {
 	int err = new_source_take_index(made, error);
@@ -390,33 +394,6 @@ static int store_new(struct store *store, struct new_source *made, uint64_t id, 
 	return 0;
 }
 
-/* Whether the map knows another object at that place. */
-static int check_identity(struct store *store, const struct new_source *made, struct error *error)
-{
-	const char *text = NULL;
-	int found;
-
-	if (!made->identity || !made->id)
-		return 0;
-	sqlite3_bind_int64(store->same_identity, 1, (sqlite3_int64)made->id);
-	sqlite3_bind_int64(store->same_identity, 2, 0);
-	found = sql_step(store->same_identity);
-	if (found < 0)
-		sql_error_set(store->writer, "read", error);
-	if (found == 1)
-		text = (const char *)sqlite3_column_text(store->same_identity, 0);
-	if (text && !identity_is_same(store_identity_of(text), made->identity)) {
-		error_set_hint(error, "what was added stays as it was: put the new one at another "
-				      "address");
-		found = error_set(error, -ESTALE,
-				  "the object has changed since it was added: it is '%s', and was "
-				  "'%s'",
-				  made->identity, text);
-	}
-	sqlite3_reset(store->same_identity);
-	return found < 0 ? found : 0;
-}
-
 static int find_by_name(struct store *store, struct new_source *made, struct error *error)
 {
 	sqlite3_int64 found;
@@ -434,10 +411,10 @@ static int find_by_name(struct store *store, struct new_source *made, struct err
 		return error_set(error, -EUCLEAN,
 				 "the map has source %lld, which this server has not added", found);
 	made->id = (uint64_t)found;
-	return check_identity(store, made, error);
+	return 0;
 }
 
-int new_sources_find(struct store *store, struct new_source *sources, size_t first, size_t end,
+int new_sources_find(struct store *store, struct new_source *sources, size_t count,
 		     struct error *error)
 {
 	int err;
@@ -445,11 +422,8 @@ int new_sources_find(struct store *store, struct new_source *sources, size_t fir
 	store_lock_after_pins(store);
 	/* NB: else it would find what did not come into the map. */
 	err = store_end_last(store);
-	for (size_t i = first; i < end && !err; i++) {
+	for (size_t i = 0; i < count && !err; i++)
 		err = find_by_name(store, &sources[i], error);
-		error->of = err ? "source" : NULL;
-		error->number = i;
-	}
 	pthread_mutex_unlock(&store->write_lock);
 	return err;
 }

@@ -217,11 +217,8 @@ struct new_source {
 int new_source_init(struct store *store, const json_t *description, struct new_source *made,
 		    struct error *error);
 int new_source_take_size(struct new_source *made, struct error *error);
-/*
- * Finds the identical ones in the map, where there are any, and refuses those whose object is
- * another one now. Holds write_lock, so not for many.
- */
-int new_sources_find(struct store *store, struct new_source *sources, size_t first, size_t end,
+/* Finds the identical ones in the map, where there are any. Holds write_lock, so not for many. */
+int new_sources_find(struct store *store, struct new_source *sources, size_t count,
 		     struct error *error);
 /* Stores it as number `id`, or only what is new of one that is known, in a transaction. */
 int new_source_store(struct store *store, struct new_source *made, struct error *error);

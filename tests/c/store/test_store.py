@@ -337,29 +337,6 @@ def test_an_identity_that_comes_with_a_source_is_pinned(
 ) -> None:
     source = {"kind": "http", "url": "http://a.example/x", "size": MIB}
     listed = source | {"identity": 'etag "1"'}
-    with again() as shell:
-        for number, each in enumerate((listed, listed, source)):
-            assert shell.add([[0, BLOCK, 0, 0]], each) == added((0, number > 0))
-        other = source | {"identity": 'etag "2" modified yesterday'}
-        error = shell.add([[0, BLOCK, 1, 0]], PATTERN, other)
-        assert "it is 'etag \"2\" modified yesterday', and was" in error["text"]
-        assert (error["error"], error["of"], error["number"]) == ("ESTALE", "source", 1)
-        for wrong in ("", "1", 7, "etag \n", f"etag {'x' * 400}"):
-            error = shell.add([[0, BLOCK, 0, 0]], source | {"identity": wrong})
-            assert "is not" in error["text"], wrong
-        del listed["size"]
-        error = shell.add([[0, BLOCK, 0, 0]], listed)
-        assert 'needs a "size"' in error["text"]
-    with sqlite3.connect(path) as database:
-        found = database.execute("SELECT * FROM identities").fetchall()
-    assert found == [(1, 0, 'etag "1"')]
-
-
-def test_an_identity_that_comes_with_a_source_is_pinned(
-    again: Open, path: Path
-) -> None:
-    source = {"kind": "http", "url": "http://a.example/x", "size": MIB}
-    listed = source | {"identity": 'etag "1"'}
     other = listed | {"identity": 'etag "2" modified yesterday'}
     with again() as shell:
         for number, each in enumerate((source, listed, other)):
