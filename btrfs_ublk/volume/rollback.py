@@ -106,8 +106,8 @@ def rollback_volume(name: str, snapshot: str, *, base: StrPath | None = None) ->
     returns.
 
     Raises LeftoverError while the volume is in use, and names the users, UsageError,
-    BtrfsUblkError: it is as it was then. If it cannot come up, or this is killed, it is
-    as it was, or the next up_volume() completes the rollback.
+    BtrfsUblkError. The volume is as it was then. If it cannot come up, or this is
+    killed, that is so, or the next up_volume() completes the rollback.
     """
     with _locked(name, base) as (volume, mount), ExitStack() as on_failure:
         definition, rollback = volume.definition(), plan_rollback(mount, snapshot)
