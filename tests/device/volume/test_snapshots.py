@@ -219,9 +219,9 @@ def test_what_is_refused_changes_nothing(place: Place) -> None:
 
 
 def test_a_volume_of_an_image_has_forks(place: Place) -> None:
-    (place.root / "tree").mkdir()
-    layout = place.root / "layout"
-    image = build_image(place.root / "tree", layout, BuildOptions(), tag="x").name
+    tree, layout = place.root / "tree", place.root / "layout"
+    tree.mkdir()
+    image = build_image(tree, layout, BuildOptions(), tag="x").name
     definition = place.definition(image=str(image), mount=place.root / "sealed")
     up_volume("sealed", definition, base=place.base)
     done = place.command("snapshot", "sealed", "one")
@@ -300,7 +300,7 @@ def killed(place: Place, function: str, step: str, at: int = 1) -> None:
 
 @pytest.mark.parametrize(
     "steps",
-    [_ROLLBACK[1::5], pytest.param(_ROLLBACK, marks=pytest.mark.thorough)],
+    [_ROLLBACK[2::6], pytest.param(_ROLLBACK, marks=pytest.mark.thorough)],
     ids=["some", "all"],
 )
 def test_a_killed_rollback(place: Place, steps: tuple[tuple[str, int, bool]]) -> None:
