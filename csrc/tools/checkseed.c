@@ -7,7 +7,7 @@
 #include "base/cleanup.h"
 #include "base/message.h"
 #include "tools/checkseed-print.h"
-#include "tools/unmounted.h"
+#include "tools/open_image.h"
 
 #define PROGRAM "btrfs-ublk-checkseed"
 

@@ -16,7 +16,7 @@
 #include "btrfs/flip.h"
 #include "btrfs/stretch.h"
 #include "btrfs/super.h"
-#include "tools/exclusive.h"
+#include "tools/open_image.h"
 
 #define PROGRAM "btrfs-ublk-reshape"
 
