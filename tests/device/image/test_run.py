@@ -92,6 +92,23 @@ def place(
     found.take_all_down()
 
 
+@pytest.fixture(scope="module")
+def served(
+    need: Need, front_end: FrontEndName, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Place, str]]:
+    """A volume that stays up, and its image.
+
+    NB: two volumes of one image cannot be up. Tests with one of their own come first.
+    """
+    need(ROOT, BTRFS, LOOP, BUSYBOX, Helper(MKIMAGE))
+    with pytest.MonkeyPatch.context() as patch:
+        found = image_place(tmp_path_factory.mktemp("run"), patch, front_end)
+        image = image_of(found)
+        up_volume(NAME, found.definition(image=image), base=found.base)
+        yield found, image
+        found.take_all_down()
+
+
 def made(place: Place, **config: object) -> str:
     """Make an image, and a volume of it that is down; return the image's name."""
     image = image_of(place, **config)
@@ -141,24 +158,6 @@ def test_the_command_of_the_image(place: Place) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (5, "again\n", "")
 
 
-def test_what_there_is_in_the_root(place: Place) -> None:
-    image = made(place)
-    place.command("up", image, NAME, noun="image")
-    script = "id -u; pwd; cat /etc/motd; echo gone > /dev/null; cat /dev/fd/0"
-    script += " < /proc/1/comm > /dev/null; cat /etc/resolv.conf"
-    resolver = Path("/etc/resolv.conf").read_text()
-    assert shell(place, image, script) == f"0\n/\nhello\n{resolver}"
-    devices = shell(place, image, "cd /dev && ls").split()
-    nodes = {"null", "zero", "full", "random", "urandom", "tty", "pts"}
-    assert nodes <= set(devices) and "of-the-image" not in devices
-    refused = run(place, image, "--", "sh", "-c", "echo 1 > /sys/kernel/profiling")
-    assert refused.returncode == 1 and "Read-only file system" in refused.stderr
-    shown = [line.split()[2] for line in shell(place, image, "mount").splitlines()]
-    expected = ["/", "/proc", "/sys", "/srv/devices", "/run/resolver/resolv.conf"]
-    assert shown == [*expected, "/srv/devices/pts"]
-    assert not Path("/srv/devices").exists()
-
-
 def test_a_fork_is_dropped_unless_it_has_a_name(place: Place) -> None:
     image = made(place)
     assert shell(place, image, "echo mine > /etc/motd; cat /etc/motd") == "mine\n"
@@ -182,9 +181,8 @@ def test_it_stays_up_while_others_use_it(place: Place) -> None:
     assert states(place) == {NAME: "down"}
 
 
-def test_signals_are_passed_on(place: Place) -> None:
-    image = made(place)
-    place.command("up", image, NAME, noun="image")
+def test_signals_are_passed_on(served: tuple[Place, str]) -> None:
+    place, image = served
     trap = "trap 'exit 7' TERM INT; echo ready; while :; do sleep 0.1; done"
     for number, script, expected in (
         (signal.SIGTERM, trap, 7),
@@ -198,11 +196,11 @@ def test_signals_are_passed_on(place: Place) -> None:
     assert forks_of_image(NAME, base=place.base) == []
 
 
-def test_it_has_the_terminal(place: Place) -> None:
+def test_it_has_the_terminal(served: tuple[Place, str]) -> None:
     """It knows its name, and Ctrl-C there reaches it once."""
-    image = made(place)
-    place.command("up", image, NAME, noun="image")
-    script = "trap 'echo once; exit 6' INT; tty; echo ready; sleep 99"
+    place, image = served
+    script = "trap 'echo once; exit 6' INT; tty; echo ready; "
+    script += "while :; do sleep 0.1; done"
     environment = os.environ | {VOLUMES_VARIABLE: str(place.base)}
     words = ["-m", "btrfs_ublk.cli.main", "image", "run", image, "--"]
     words = [sys.executable, *words, "sh", "-c", script]
@@ -225,9 +223,8 @@ def test_it_has_the_terminal(place: Place) -> None:
     assert b"/dev/pts/" in said and said.count(b"once") == 1
 
 
-def test_what_cannot_be_run(place: Place) -> None:
-    image = made(place)
-    place.command("up", image, NAME, noun="image")
+def test_what_cannot_be_run(served: tuple[Place, str]) -> None:
+    place, image = served
     nothing = run(place, image)
     assert nothing.returncode == 2 and "says no command to run" in nothing.stderr
     missing = run(place, image, "--", "no-such")
@@ -237,3 +234,20 @@ def test_what_cannot_be_run(place: Place) -> None:
     assert refused.returncode == 126
     assert "cannot execute '/bin/no-program': Permission denied" in refused.stderr
     assert forks_of_image(NAME, base=place.base) == []
+
+
+def test_what_there_is_in_the_root(served: tuple[Place, str]) -> None:
+    place, image = served
+    script = "id -u; pwd; cat /etc/motd; echo gone > /dev/null; cat /dev/fd/0"
+    script += " < /proc/1/comm > /dev/null; cat /etc/resolv.conf"
+    resolver = Path("/etc/resolv.conf").read_text()
+    assert shell(place, image, script) == f"0\n/\nhello\n{resolver}"
+    devices = shell(place, image, "cd /dev && ls").split()
+    nodes = {"null", "zero", "full", "random", "urandom", "tty", "pts"}
+    assert nodes <= set(devices) and "of-the-image" not in devices
+    refused = run(place, image, "--", "sh", "-c", "echo 1 > /sys/kernel/profiling")
+    assert refused.returncode == 1 and "Read-only file system" in refused.stderr
+    shown = [line.split()[2] for line in shell(place, image, "mount").splitlines()]
+    expected = ["/", "/proc", "/sys", "/srv/devices", "/run/resolver/resolv.conf"]
+    assert shown == [*expected, "/srv/devices/pts"]
+    assert not Path("/srv/devices").exists()

@@ -188,7 +188,7 @@ def test_a_file_system_that_hangs(
     with serve(describe(virtual, deadline_s=20), depth=64) as server:
         for number in range(1, 4):  # now it is known where they are
             assert read(server.device, SLOW_AT + number * 8 * UNIT, BLOCK) != errno.EIO
-        with stopped(slow_file.pid), ThreadPoolExecutor(40) as pool:
+        with ThreadPoolExecutor(40) as pool, stopped(slow_file.pid):
             hung = [SLOW_AT + unit * UNIT for unit in range(8, 32) if unit % 8]
             for at in hung:
                 pool.submit(read, server.device, at, BLOCK)

@@ -120,14 +120,3 @@ def test_without_inheritance_files_have_checksums(sparse_path: Path) -> None:
             subprocess.run(["chattr", "+C", clone], check=True, timeout=30)
             clone_range(virtual, clone, source_offset=0, length_bytes=64 * KIB)
         assert clone.read_bytes() == bytes(64 * KIB)
-
-
-def test_with_inheritance_all_files_take_clones(sparse_path: Path) -> None:
-    seed = sparse_path / "seed.img"
-    mkseed(SIZE, "--inherit-nodatasum=on", seed)
-    with sprout(seed, sparse_path) as (mount, _):
-        clone = mount.target / "clone"
-        clone.touch()
-        with reached_inode(mount.target, 257) as virtual:
-            clone_range(virtual, clone, source_offset=0, length_bytes=64 * KIB)
-        assert clone.read_bytes() == bytes(64 * KIB)

@@ -42,7 +42,7 @@ from btrfs_ublk.server import (
 )
 from btrfs_ublk.server.features import kernel_features
 from btrfs_ublk.server.front_ends import kernel_may_crash
-from btrfs_ublk.units import KIB, MIB
+from btrfs_ublk.units import MIB
 from btrfs_ublk.volume.temporary import virtual_file_of
 
 pytestmark = pytest.mark.ublk
@@ -68,13 +68,6 @@ def test_auto_is_ublk_where_the_kernel_survives_its_servers() -> None:
     may_crash = kernel_may_crash(platform.release())
     with BlockServer(ZEROES) as server:
         assert server.front_end == ("fuse" if may_crash else "ublk")
-
-
-def test_more_queues_than_cpus_are_cut_to_them() -> None:
-    with serve(ZEROES, queues=(os.cpu_count() or 1) + 2, depth=4) as server:
-        (line,) = run_server("--list-devices").stdout.splitlines()
-        assert json.loads(line)["queues"] == os.cpu_count()
-        assert read_direct(server.device, 0, 64 * KIB) == bytes(64 * KIB)
 
 
 @pytest.mark.gate_ublk
