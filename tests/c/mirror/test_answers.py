@@ -57,7 +57,7 @@ _RANGE = "206 Partial Content\nContent-Range: bytes 0-99/1048576"
         ),
         (response("200 OK"), "wrong", "is empty (0 bytes)"),
         (response("206 P\nContent-Range: bytes 0--1/0"), "changed", "is empty"),
-        (response("416 No\nContent-Range: bytes */50"), "changed", "ends before"),
+        (response("416 No\nContent-Range: bytes */50"), "changed", "50 bytes now"),
         (response("302 Found"), "wrong", "without saying where"),
         (response("302 F\nLocation: http://u:p@localhost/"), "wrong", "has a user"),
         (
