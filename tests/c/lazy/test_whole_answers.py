@@ -5,14 +5,18 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from c.lazy.test_fetcher_runs import DATA, SIZE, UNIT, UNITS, lazy_shell, source
+from support.peer import Peer
 from support.shells import fetch_shell
 from support.waiting import wait_until
 from support.web_servers import ScriptedServer, response, scripted_server
+from system.peers.peers import PEERS
 
 from btrfs_ublk.units import MIB
 
@@ -179,3 +183,43 @@ def test_one_that_breaks_off_costs_what_lacks(
         assert shell.read(number, 0, SIZE).data == DATA
         assert shell.stats()["units_fetched"] == UNITS
     assert len(server.requests) == 2
+
+
+@pytest.fixture
+def registries(tmp_path: Path) -> Iterator[tuple[Peer, Peer]]:
+    """A registry, and another one that is a pull-through cache of it."""
+    origin = PEERS["distribution"]
+    reason = origin.install()
+    if reason:
+        pytest.skip(reason)
+    with ExitStack() as stack:
+        for name in ("origin", "cache"):
+            (tmp_path / name).mkdir()
+        stack.callback(origin.stop)
+        origin.start(tmp_path / "origin")
+        remote = {"REGISTRY_PROXY_REMOTEURL": origin.url}
+        cache = replace(origin, environment=origin.environment | remote)
+        stack.callback(cache.stop)
+        cache.start(tmp_path / "cache")
+        yield origin, cache
+
+
+def test_a_pull_through_cache(
+    sanitized_build: Path, registries: tuple[Peer, Peer]
+) -> None:
+    """It sends all of a blob that it has not stored yet."""
+    origin, cache = registries
+    with fetch_shell(sanitized_build) as shell:
+        for number, data in enumerate((DATA, DATA[::-1])):
+            keys = dict(origin.put("blob", data))
+            keys["registry"] = cache.url.removeprefix("http://")
+            source = shell.add({**keys, "size": SIZE, "unit": UNIT})
+            if number:
+                assert shell.ask({"probe": 1, "source": source})["size"] == SIZE
+                continue
+            for at in (7, 0, 30):
+                read = shell.read(source, at * UNIT, UNIT)
+                assert read.data == data[at * UNIT :][:UNIT]
+            assert shell.read(source, 0, SIZE).data == data
+            stats = shell.stats()
+            assert stats["attempts"] == stats["whole_answers"] == 1
