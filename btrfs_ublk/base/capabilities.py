@@ -139,37 +139,6 @@ class DeviceNode:
 
 
 @dataclass(frozen=True)
-class FileSystem:
-    """A file system that the kernel can mount; its module is loaded if need be."""
-
-    fs_type: str
-
-    @property
-    def name(self) -> str:
-        return self.fs_type
-
-    @property
-    def hint(self) -> str:
-        return or_vm(f"use a kernel that has {self.fs_type}")
-
-    def probe(self) -> str | None:
-        if self._is_known():
-            return None
-        reason = f"this kernel has no {self.fs_type}"
-        if os.geteuid() != 0 or not shutil.which("modprobe"):
-            return reason
-        try:
-            _load(self.fs_type)
-        except CommandError as error:
-            return f"{reason} ({error.message.splitlines()[-1].strip()})"
-        return None if self._is_known() or _only_looking.get() else reason
-
-    def _is_known(self) -> bool:
-        lines = Path("/proc/filesystems").read_text().splitlines()
-        return self.fs_type in (line.split("\t")[-1] for line in lines)
-
-
-@dataclass(frozen=True)
 class Program:
     """A program on PATH."""
 

@@ -24,7 +24,8 @@ from btrfs_ublk.bench.study import Column
 
 _Key = TypeVar("_Key")
 
-_IOPS = {"name": "iops", "unit": "IOPS", "better": "more", "digits": 0}
+#: What comparisons measure now; those of earlier versions have other measures, too.
+IOPS = {"name": "iops", "unit": "IOPS", "better": "more", "digits": 0}
 #: The names of figures in the table of bars; others keep their own name.
 _FIGURE_NAMES = {"iops": "I/O per second", "per_core": "I/O per CPU second"}
 
@@ -83,7 +84,7 @@ def _verdict(ratio: Ratio, probability: float, better: str) -> str:
 
 def _measures(comparison: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """Return a comparison's measures; documents of older versions have only one."""
-    measures: Sequence[Mapping[str, Any]] = comparison.get("measures") or [_IOPS]
+    measures: Sequence[Mapping[str, Any]] = comparison.get("measures") or [IOPS]
     return measures
 
 

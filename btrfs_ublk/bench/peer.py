@@ -1,18 +1,10 @@
-"""What is compared, and how.
-
-A peer is something to read from, with known content; each module of
-``btrfs_ublk.bench.peers`` has some, in ``PEERS``, and nothing else names them.
-
-A contest has contestants, which perform workloads, given by name, in turns. Each turn
-yields the contest's measures. The contest of reading by fio
-(``bench.reading``) has all peers as contestants; others have their own.
+"""What is compared: peers are something to read from, with known content. Each module
+of ``btrfs_ublk.bench.peers`` has some, in ``PEERS``, and nothing else names them.
 """
 
 from __future__ import annotations
 
-import random
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,16 +12,13 @@ from importlib import import_module
 from itertools import count
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import TypeVar, cast
 
 from btrfs_ublk.base.capabilities import Capability
 from btrfs_ublk.bench import peers
 from btrfs_ublk.bench.content import STAMPS, Content, write_content
-from btrfs_ublk.bench.report import Result
-from btrfs_ublk.errors import UsageError
 from btrfs_ublk.kernel.temporary import tempdir
 
-_Up = TypeVar("_Up")
 _Shared = TypeVar("_Shared")
 
 
@@ -118,7 +107,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Candidate(Generic[_Up]):
+class Peer:
     """Something to compare. ``name`` is that on command lines ("btrfs-loop"),
     ``description`` one line, ``layer`` what is measured: a block "device" or a "file".
     ``serving`` brings it up, and takes it down after the block.
@@ -128,15 +117,7 @@ class Candidate(Generic[_Up]):
     layer: str
     description: str
     needs: Sequence[Capability]
-    serving: Callable[[Setting], AbstractContextManager[_Up]]
-
-
-#: Runs one turn of the named workload, and returns its result. The random numbers are
-#: the same for all contestants in one turn. Raises CapabilityError for what cannot be
-#: done here, BtrfsUblkError and OSError for failures.
-Turn = Callable[[str, random.Random], Result]
-Contestant = Candidate[Turn]
-Peer = Candidate[Subject]
+    serving: Callable[[Setting], AbstractContextManager[Subject]]
 
 
 def peer(
@@ -153,13 +134,13 @@ def peer(
     return make
 
 
-def why_not(candidate: Candidate[Any]) -> str | None:
+def why_not(peer: Peer) -> str | None:
     """Say why it cannot run on this machine; None if it can.
 
     NB: ask before any peer is brought up, as a module that was loaded for one would be
     taken for somebody else's.
     """
-    for capability in candidate.needs:
+    for capability in peer.needs:
         reason = capability.probe()
         if reason is not None:
             return f"{capability.name}: {reason}"
@@ -176,65 +157,3 @@ def all_peers() -> dict[str, Peer]:
                 raise ValueError(f"there are two peers {peer.name}")
             found[peer.name] = peer
     return found
-
-
-@dataclass(frozen=True)
-class Measure:
-    """One figure of a turn: key in results, unit, and whether more is better."""
-
-    name: str
-    unit: str
-    better: Literal["more", "less"] = "less"
-    digits: int = 0
-
-
-@dataclass(frozen=True)
-class Contest(ABC):
-    """Contestants are judged by the first of the ``measures``."""
-
-    measures: Sequence[Measure]
-
-    @abstractmethod
-    def known(self, names: Sequence[str]) -> Mapping[str, Contestant]:
-        """Return all contestants, and variants of them that are among the names."""
-
-    @abstractmethod
-    def check(self, workload: str) -> None:
-        """Raise UsageError for an unknown workload, CapabilityError for one that this
-        machine cannot do with any contestant.
-        """
-
-    def find(self, names: Sequence[str]) -> Sequence[Contestant]:
-        """Return contestants in the order of names. Raises UsageError for an unknown or
-        repeated name.
-        """
-        known = self.known(names)
-        for name in names:
-            if name not in known:
-                raise UsageError(
-                    f"there is no peer {name!r}", hint=f"known: {', '.join(known)}"
-                )
-            if names.count(name) > 1:
-                raise UsageError(
-                    f"peer {name} is named twice",
-                    hint=f"for the same once more: again:{name}",
-                )
-        return [known[name] for name in names]
-
-
-@dataclass(frozen=True)
-class OwnContest(Contest):
-    """A contest with its own contestants; ``workloads`` describes each workload."""
-
-    contestants: Sequence[Contestant]
-    workloads: Mapping[str, str]
-
-    def known(self, names: Sequence[str]) -> Mapping[str, Contestant]:
-        return {each.name: each for each in self.contestants}
-
-    def check(self, workload: str) -> None:
-        if workload not in self.workloads:
-            raise UsageError(
-                f"there is no workload {workload!r}",
-                hint=f"known: {', '.join(self.workloads)}",
-            )

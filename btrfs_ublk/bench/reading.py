@@ -1,4 +1,4 @@
-"""The contest of reading by fio: all peers can take part.
+"""Read peers by fio, in turns.
 
 ``again:NAME`` is a second instance of a peer, to see how much equals differ.
 ``batch:NAME`` is one whose server runs in SCHED_BATCH, as our ublk server
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 from btrfs_ublk.base.capabilities import Fio, require
@@ -20,17 +19,9 @@ from btrfs_ublk.base.readers import read_buffered, read_direct
 from btrfs_ublk.bench.content import check_blocks
 from btrfs_ublk.bench.cpu import Usage
 from btrfs_ublk.bench.fio import Workload, parse_workload, run_fio
-from btrfs_ublk.bench.peer import (
-    Contest,
-    Contestant,
-    Measure,
-    Peer,
-    Setting,
-    Subject,
-    Turn,
-    all_peers,
-)
+from btrfs_ublk.bench.peer import Peer, Setting, Subject, all_peers
 from btrfs_ublk.bench.report import Result
+from btrfs_ublk.errors import UsageError
 
 #: The share of the runtime in which fio reads before it is measured, and the least
 #: seconds for that.
@@ -108,10 +99,18 @@ def cpu_record(usage: Usage, iops: float) -> Result:
     }
 
 
+#: Runs one turn of the named workload, and returns its result. The random numbers are
+#: the same for all peers in one turn. Raises CapabilityError for what cannot be done
+#: here, BtrfsUblkError and OSError for failures.
+Turn = Callable[[str, random.Random], Result]
+
+
 @contextmanager
-def _taking_part(peer: Peer, prefix: str, setting: Setting) -> Iterator[Turn]:
+def taking_part(peer: Peer, setting: Setting) -> Iterator[Turn]:
+    """Bring a peer up, and take it down after the block."""
     with peer.serving(setting) as subject:
-        for task in _tasks(subject.server_pids) if prefix == BATCH else ():
+        is_batch = peer.name.startswith(BATCH)
+        for task in _tasks(subject.server_pids) if is_batch else ():
             os.sched_setscheduler(task, os.SCHED_BATCH, os.sched_param(0))
 
         def turn(workload: str, chances: random.Random) -> Result:
@@ -132,29 +131,29 @@ def _tasks(pids: Iterable[int]) -> Iterator[int]:
         yield from map(int, os.listdir(f"/proc/{pid}/task"))
 
 
-def _reader(peer: Peer, prefix: str = "") -> Contestant:
-    taking_part = partial(_taking_part, peer, prefix)
-    name = f"{prefix}{peer.name}"
-    return Contestant(name, peer.layer, peer.description, peer.needs, taking_part)
+def find_peers(names: Sequence[str]) -> Sequence[Peer]:
+    """Return peers in the order of names. Raises UsageError for an unknown or repeated
+    name.
+    """
+    known = all_peers()
+    for name in names:
+        prefix, colon, inner = name.partition(":")
+        if prefix + colon in (AGAIN, BATCH) and inner in known:
+            known[name] = replace(known[inner], name=name)
+        if name not in known:
+            raise UsageError(
+                f"there is no peer {name!r}", hint=f"known: {', '.join(known)}"
+            )
+        if names.count(name) > 1:
+            raise UsageError(
+                f"peer {name} is named twice",
+                hint=f"for the same once more: {AGAIN}{name}",
+            )
+    return [known[name] for name in names]
 
 
-@dataclass(frozen=True)
-class FioContest(Contest):
-    """A contest of all peers."""
-
-    measures: Sequence[Measure] = (Measure("iops", "IOPS", "more"),)
-
-    def known(self, names: Sequence[str]) -> Mapping[str, Contestant]:
-        peers = all_peers()
-        known = {name: _reader(peer) for name, peer in peers.items()}
-        for name in names:
-            prefix, colon, inner = name.partition(":")
-            if prefix + colon in (AGAIN, BATCH) and inner in peers:
-                known[name] = _reader(peers[inner], prefix + colon)
-        return known
-
-    def check(self, workload: str) -> None:
-        require(Fio(parse_workload(workload).engine))
-
-
-READING = FioContest()
+def check_workload(name: str) -> None:
+    """Raise UsageError for an unknown workload, CapabilityError for one that this
+    machine cannot do with any peer.
+    """
+    require(Fio(parse_workload(name).engine))

@@ -5,12 +5,10 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from btrfs_ublk.bench.peer import Contest, OwnContest
-from btrfs_ublk.bench.reading import READING
+from btrfs_ublk.bench.compare import IOPS
 from btrfs_ublk.errors import UsageError
 
 _DIRECTORY = Path(__file__).with_name("suites")
@@ -18,8 +16,8 @@ _DIRECTORY = Path(__file__).with_name("suites")
 
 @dataclass(frozen=True)
 class Bar:
-    """The ratio that a peer should reach to the first peer: in one of the measures
-    ("iops"), or in I/O per second of CPU time ("per_core").
+    """The ratio that a peer should reach to the first peer: in "iops", or in I/O per
+    second of CPU time, "per_core".
     """
 
     peer: str
@@ -36,7 +34,6 @@ class Comparison:
     peers: Sequence[str]
     workloads: Sequence[str]
     bars: Sequence[Bar] = ()
-    contest: Contest = READING
 
     def to_dict(self) -> dict[str, Any]:
         """Return it for a document."""
@@ -45,7 +42,7 @@ class Comparison:
             "peers": list(self.peers),
             "workloads": list(self.workloads),
             "bars": [asdict(bar) for bar in self.bars],
-            "measures": [asdict(measure) for measure in self.contest.measures],
+            "measures": [IOPS],
         }
 
 
@@ -59,25 +56,10 @@ class Suite:
     depth: int | None = None
 
     def comparisons(self) -> Sequence[Comparison]:
-        return [_comparison(**entry) for entry in self.comparison]
-
-
-def _comparison(
-    title: str,
-    contest: str = "",
-    peers: Sequence[str] = (),
-    workloads: Sequence[str] = (),
-    bars: Sequence[tuple[Any, ...]] = (),
-) -> Comparison:
-    """Make a comparison. A ``contest`` that is not of reading by fio is a module, which
-    knows its peers and workloads.
-    """
-    found: Contest = READING
-    if contest:
-        own: OwnContest = import_module(f"{__package__}.{contest}").CONTEST
-        found, peers = own, [each.name for each in own.contestants]
-        workloads = list(own.workloads)
-    return Comparison(title, peers, workloads, [Bar(*bar) for bar in bars], found)
+        return [
+            Comparison(**{**entry, "bars": [Bar(*x) for x in entry.get("bars", ())]})
+            for entry in self.comparison
+        ]
 
 
 def suite_names() -> list[str]:

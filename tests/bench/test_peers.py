@@ -21,6 +21,7 @@ from btrfs_ublk.bench.content import STAMPS, check_blocks, write_content
 from btrfs_ublk.bench.peer import Peer, Subject, all_peers, setting, why_not
 from btrfs_ublk.bench.peers.others import RUBLK
 from btrfs_ublk.bench.reading import READING
+from btrfs_ublk.bench.reading import BATCH, find_peers, taking_part
 from btrfs_ublk.bench.resources.kernel_module import LoadableModule
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
 from btrfs_ublk.units import BLOCK_BYTES, MIB
@@ -96,10 +97,10 @@ def test_all_at_once_with_ublk(need: Need, sparse_path: Path) -> None:
 def test_unknown_peers_are_refused() -> None:
     for name in ("lop", "batch:lop", "slow:loop", ":loop"):
         with pytest.raises(UsageError, match=f"no peer {name!r}\n.*loop"):
-            READING.find(["loop", name])
+            find_peers(["loop", name])
     with pytest.raises(UsageError, match="twice\n.*again:loop"):
-        READING.find(["loop", "loop"])
-    found = READING.find(["loop", "again:loop", "batch:loop"])
+        find_peers(["loop", "loop"])
+    found = find_peers(["loop", "again:loop", "batch:loop"])
     assert [each.name for each in found] == ["loop", "again:loop", "batch:loop"]
 
 

@@ -16,8 +16,9 @@ import click
 from btrfs_ublk.base.entry import PathType, SecondsType, completing
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.cpu_load import HOGS, hogs
-from btrfs_ublk.bench.peer import Measure, Turn, all_peers, setting, why_not
+from btrfs_ublk.bench.peer import all_peers, setting, why_not
 from btrfs_ublk.bench.peers.kernel import check_disk
+from btrfs_ublk.bench.reading import Turn, check_workload, find_peers, taking_part
 from btrfs_ublk.bench.report import FAILED, OK, SKIPPED, Result, finish, make_document
 from btrfs_ublk.bench.suite import (
     Comparison,
@@ -63,9 +64,9 @@ def compare(
     CapabilityError for a workload that this machine cannot do.
     """
     for workload in comparison.workloads:
-        comparison.contest.check(workload)
-    contestants = comparison.contest.find(comparison.peers)
-    reasons = {each.name: why_not(each) for each in contestants}
+        check_workload(workload)
+    peers = find_peers(comparison.peers)
+    reasons = {each.name: why_not(each) for each in peers}
     run = secrets.token_hex(4)
     about = {
         each.name: {
@@ -74,7 +75,7 @@ def compare(
             "peer": each.name,
             "layer": each.layer,
         }
-        for each in contestants
+        for each in peers
     }
     with (
         setting(
@@ -89,14 +90,14 @@ def compare(
         ExitStack() as stack,
     ):
         turns: dict[str, Turn] = {}
-        for each in contestants:
+        for each in peers:
             reason = reasons[each.name]
             if reason is not None:
                 yield {**about[each.name], "status": SKIPPED, "reason": reason}
                 continue
             progress(f"{each.name}: {each.description}")
             try:
-                turns[each.name] = stack.enter_context(each.serving(place))
+                turns[each.name] = stack.enter_context(taking_part(each, place))
             except (BtrfsUblkError, OSError) as error:
                 yield about[each.name] | _failure(error)
         cannot: set[tuple[str, str]] = set()
@@ -110,7 +111,7 @@ def compare(
                 cannot.add((name, workload))
             result = about[name] | {"workload": workload, "turn": turn} | result
             yield result
-            progress(_line(result, comparison.contest.measures))
+            progress(_line(result))
 
 
 def blocks(
@@ -138,12 +139,11 @@ def _failure(error: Exception) -> Result:
     return {"status": SKIPPED if cannot else FAILED, "reason": str(error)}
 
 
-def _line(result: Result, measures: Sequence[Measure]) -> str:
+def _line(result: Result) -> str:
     what = f"turn {result['turn']}: {result['workload']} {result['peer']}"
     if result["status"] != OK:
         return f"{what}: {result['reason']}"
-    figures = (f"{result[x.name]:,.{x.digits}f} {x.unit}" for x in measures)
-    return f"{what}: {', '.join(figures)}"
+    return f"{what}: {result['iops']:,.0f} IOPS"
 
 
 def _list(*, as_json: bool) -> None:
@@ -243,13 +243,22 @@ def command(
             queues=plan.queues or chosen.queues,
             depth=plan.depth or chosen.depth,
         )
-        comparisons = _with_workloads(chosen.comparisons(), workloads)
+        comparisons = [
+            replace(
+                each,
+                workloads=workloads or each.workloads,
+                bars=[
+                    x for x in each.bars if x.workload in (workloads or each.workloads)
+                ],
+            )
+            for each in chosen.comparisons()
+        ]
     if plan.disk is not None:
         check_disk(plan.disk, plan.size_bytes)
     for comparison in comparisons:
-        comparison.contest.find(comparison.peers)
+        find_peers(comparison.peers)
         for name in comparison.workloads:
-            comparison.contest.check(name)
+            check_workload(name)
     document = make_document(
         "compare",
         parameters={
@@ -275,30 +284,3 @@ def command(
         if document["results"]:
             finish(document, as_json=as_json)
     return int(any(x["status"] == FAILED for x in document["results"]))
-
-
-def _with_workloads(
-    comparisons: Sequence[Comparison], workloads: Sequence[str]
-) -> Sequence[Comparison]:
-    """Replace a suite's workloads, in each comparison where they are possible; bars of
-    other workloads are dropped. Raises UsageError for one that fits nowhere.
-    """
-    if not workloads:
-        return comparisons
-    found = []
-    refused: dict[str, list[UsageError]] = {name: [] for name in workloads}
-    for comparison in comparisons:
-        kept = []
-        for name in workloads:
-            try:
-                comparison.contest.check(name)
-                kept.append(name)
-            except UsageError as error:
-                refused[name].append(error)
-        bars = [bar for bar in comparison.bars if bar.workload in kept]
-        if kept:
-            found.append(replace(comparison, workloads=kept, bars=bars))
-    for errors in refused.values():
-        if len(errors) == len(comparisons):
-            raise errors[0]
-    return found

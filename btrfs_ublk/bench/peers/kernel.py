@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -19,14 +19,16 @@ from btrfs_ublk.base.capabilities import (
     ROOT,
     Capability,
 )
+from btrfs_ublk.base.process import run
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.bench.content import STAMPS, write_content
-from btrfs_ublk.bench.file_systems import formatted_btrfs
 from btrfs_ublk.bench.peer import Peer, Setting, Subject, peer
 from btrfs_ublk.bench.resources.kernel_module import LoadableModule, loaded_module
-from btrfs_ublk.errors import CapabilityError, UsageError
+from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
 from btrfs_ublk.kernel import blockdev
+from btrfs_ublk.kernel.btrfs import forget_device
 from btrfs_ublk.kernel.loop import loop_device
+from btrfs_ublk.kernel.mount import mounted
 from btrfs_ublk.server import ZeroSegment
 from btrfs_ublk.units import BLOCK_BYTES, GIB, KIB, MIB, format_size
 
@@ -54,9 +56,16 @@ def _btrfs_file(
 ) -> Iterator[Subject]:
     target = setting.new_directory("btrfs")
     with disk(setting, setting.size_bytes + _BTRFS_BYTES) as device:
-        with formatted_btrfs(device, target, options=options):
-            write_content(target / "file", STAMPS, setting.size_bytes)
-            yield Subject(target / "file", STAMPS)
+        # With the profiles of a sprout.
+        profiles = ["--metadata=single", "--data=single"]
+        run(["mkfs.btrfs", "--quiet", *profiles, device], timeout_s=_TIMEOUT_S)
+        try:
+            with mounted(device, target, options=options):
+                write_content(target / "file", STAMPS, setting.size_bytes)
+                yield Subject(target / "file", STAMPS)
+        finally:
+            with suppress(BtrfsUblkError):
+                forget_device(device)
 
 
 def _disk_peers(name: str, what: str, disk: Disk, driver: Capability) -> list[Peer]:
