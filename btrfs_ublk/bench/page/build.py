@@ -28,7 +28,6 @@ from btrfs_ublk.bench.page.inputs import (
 )
 from btrfs_ublk.bench.page.matrices import matrix_blocks
 from btrfs_ublk.bench.page.plots import Plot
-from btrfs_ublk.bench.page.story import stories
 from btrfs_ublk.bench.stats import grouped
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.new_file import write_new
@@ -50,7 +49,6 @@ class Chapter:
     #: The program that made the file, and its parameters.
     made_by: tuple[str, str]
     blocks: Sequence[Block]
-    stories: Sequence[tuple[int, Plot]]
 
 
 class Section(NamedTuple):
@@ -65,8 +63,6 @@ class Section(NamedTuple):
 @dataclass(frozen=True)
 class Page:
     sections: Sequence[Section]
-    #: The plots of the summary, each with its chapter.
-    stories: Sequence[tuple[Plot, Chapter]]
 
     @property
     def chapters(self) -> list[Chapter]:
@@ -74,9 +70,8 @@ class Page:
 
     @property
     def plots(self) -> list[Plot]:
-        found = [plot for plot, _ in self.stories]
         blocks = [block for chapter in self.chapters for block in chapter.blocks]
-        return found + [plot for block in blocks for plot in block.plots]
+        return [plot for block in blocks for plot in block.plots]
 
 
 def _made_by(data: Data) -> tuple[str, str]:
@@ -112,12 +107,7 @@ def build(inputs: Sequence[Data]) -> Page:
         labels = [label for label in first.labels if label != "interrupted"]
         anchor = f"machine-{len(sections) + 1}"
         sections.append(Section(anchor, labels, first.data.record, chapters))
-    every = [chapter for section in sections for chapter in section.chapters]
-    told: dict[int, tuple[Plot, Chapter]] = {}
-    for chapter in every:
-        for place, plot in chapter.stories:
-            told.setdefault(place, (plot, chapter))
-    return Page(sections, [told[place] for place in sorted(told)])
+    return Page(sections)
 
 
 def _key(data: Data) -> object:
@@ -145,10 +135,8 @@ def _chapter(data: Data, taken: set[str]) -> Chapter:
             )
             for block in blocks
         ]
-        told = [(n, _drawn(x, f"summary-{anchor}", n)) for n, x in stories(data)]
         return Chapter(
-            *(data, anchor, title, compared, labels_of(data), _made_by(data)),
-            *(shown, told),
+            data, anchor, title, compared, labels_of(data), _made_by(data), shown
         )
 
 

@@ -107,7 +107,7 @@ def comparison_blocks(data: DocumentData) -> list[Block]:
         for workload, measures in grouped(its, lambda each: each.workload).items():
             drawn: list[Plot] = []
             for each in measures:
-                drawn += [values_plot(each), *_ratios_plots(each)]
+                drawn += [_values_plot(each), *_ratios_plots(each)]
             words = workload_words(workload)
             name = f"{title}: {workload}" if title != workload else title
             more = [turns[each.title] for each in measures]
@@ -118,7 +118,7 @@ def comparison_blocks(data: DocumentData) -> list[Block]:
     return made
 
 
-def values_plot(contest: Contest) -> Plot:
+def _values_plot(contest: Contest) -> Plot:
     """Plot the values of each peer, from zero."""
     lines = [
         measured_line(name, contest.values(name), contest.measure, is_ours(name))
