@@ -132,23 +132,13 @@ def _age(seconds: float) -> str:
     multiple=True,
     help="Compare with the digests of this map.",
 )
-@click.option(
-    "--digests",
-    "lists",
-    type=PathType(exists=True, dir_okay=False),
-    multiple=True,
-    help="A file with the SHA-256 of each unit of a content, 32 bytes each.",
-)
 @json_option
-def verify(
-    directory: Path, maps: tuple[Path, ...], lists: tuple[Path, ...], as_json: bool
-) -> int:
+def verify(directory: Path, maps: tuple[Path, ...], as_json: bool) -> int:
     """Compare cached units with digests, and drop wrong ones.
 
     Those that have no digest are compared with the checksums that they were cached
-    with.
-    What is dropped is fetched again when it is read. Without --map and --digests, the
-    maps of all running devices are asked. Each of the two may be given more than once.
+    with. What is dropped is fetched again when it is read. Without --map, which may be
+    repeated, the maps of all running devices are asked.
 
     Exit status 1: something was wrong, or a map could not be read.
     """
@@ -156,14 +146,12 @@ def verify(
     digests: dict[str, DigestOf] = {}
     unread = []
     with ExitStack() as stack:
-        for path in maps if maps or lists else _running_maps():
+        for path in maps or _running_maps():
             try:
                 digests |= stack.enter_context(map_digests(path))
             except BtrfsUblkError as error:
                 log.warning("%s; what it has digests of is not verified", error.message)
                 unread.append(str(path))
-        for path in lists:
-            digests |= cache.digests_from_list(path)
         units = sum(content.cached_units for content in cache.status().contents)
         with progress("comparing cached units", total=units) as task:
             report = cache.verify(digests, progress=task.advance)

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import sqlite3
-import struct
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -29,8 +28,6 @@ TIMEOUT_S = 600.0
 DIGEST_BYTES = 32
 #: The length of a command line is limited (execve(2), E2BIG).
 _UNITS_AT_ONCE = 10_000
-#: What the root digest of a list begins with (materialisation.md).
-_ROOT_HEADER = b"btrfs-ublk units 1\n"
 #: How the map file keeps digests: csrc/lazy/store/internal.h.
 _DIGESTS_PER_PAGE = 126
 _DIGEST_PAGE_BITS = 32
@@ -250,31 +247,6 @@ class Cache:
             os.close(fd)
         return right, unknown, suspects
 
-    def digests_from_list(self, path: Path) -> dict[str, DigestOf]:
-        """Return the digests of the contents that a file of digests (32 bytes each)
-        belongs to: those whose key is its root digest. Raises UsageError when there are
-        none."""
-        digests = path.read_bytes()
-        found = {
-            content.key: _from_list(digests)
-            for content in self.status().contents
-            if len(digests) == content.units * DIGEST_BYTES
-            and root_digest(content.size, content.unit_bytes, digests) == content.key
-        }
-        if not found:
-            raise UsageError(
-                f"'{path}' is not the list of digests of any content in "
-                f"'{self.directory}'",
-                hint="it has 32 bytes for each unit, and its root digest is the key",
-            )
-        return found
-
-
-def root_digest(size_bytes: int, unit_bytes: int, digests: bytes) -> str:
-    """Return the root of a list of digests, as hexadecimal digits."""
-    numbers = struct.pack("<QI", size_bytes, unit_bytes)
-    return hashlib.sha256(_ROOT_HEADER + numbers + digests).hexdigest()
-
 
 def _digest(fd: int, content: Content, unit: int) -> bytes:
     length = content.unit_length(unit)
@@ -283,13 +255,6 @@ def _digest(fd: int, content: Content, unit: int) -> bytes:
 
 def _unknown(unit: int) -> bytes | None:
     return None
-
-
-def _from_list(digests: bytes) -> DigestOf:
-    def digest_of(unit: int) -> bytes | None:
-        return digests[unit * DIGEST_BYTES : (unit + 1) * DIGEST_BYTES] or None
-
-    return digest_of
 
 
 @contextmanager
