@@ -311,3 +311,22 @@ def test_a_proxy_that_sends_all_of_a_blob_is_read(shell: Shell) -> None:
         )
         with shell(f"127.0.0.1:{server.port}", DIGEST) as mirror:
             assert mirror.fetch(UNIT, UNIT).data == DATA[UNIT : 2 * UNIT]
+
+
+@pytest.mark.usefixtures("carrier")
+@pytest.mark.parametrize(
+    ("answer", "failure"),
+    [
+        (response("200 OK", b"please log in"), "wrong"),
+        (response("200 OK", DATA + b"x"), "wrong"),
+        (response("200 OK\nContent-Encoding: gzip", DATA), "wrong"),
+        (response("200 OK", DATA[: UNIT + 10], length=SIZE), "transient"),
+    ],
+)
+def test_what_is_not_all_of_a_blob_is_not_read(
+    shell: Shell, answer: bytes, failure: str
+) -> None:
+    with scripted_server(lambda _: answer) as server:
+        with shell(f"127.0.0.1:{server.port}", DIGEST) as mirror:
+            got = mirror.fetch(UNIT, UNIT)
+    assert (got.failure, got.data) == (failure, None)
