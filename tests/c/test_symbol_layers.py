@@ -17,7 +17,7 @@ KNOWN_CIRCLES = {
     # one cache in parts: what opens an object makes room for it, which opens others
     frozenset(
         {f"cache/{name}" for name in ("bits", "contents", "evict")}
-        | {f"cache/{name}" for name in ("frequency", "limits", "lock", "object")}
+        | {f"cache/{name}" for name in ("frequency", "lock", "object")}
         | {f"cache/{name}" for name in ("pending", "room", "state", "whole")}
     ),
     # the process fails the runs that it has, and a run needs the process

@@ -140,6 +140,14 @@ static inline uint64_t cache_reserve_bytes(const struct cache *cache)
 int limits_read(struct cache *cache, struct error *error);
 /* Only for the cache's thread. */
 void limits_refresh(struct cache *cache);
+/* The reserve that was set, or 0. */
+uint64_t limits_reserve(const struct cache *cache);
+/*
+ * Sets the limits of all servers. 0 stands for no cap, or a reserve of a twentieth. The caller has
+ * locked the cache.
+ */
+int limits_write(struct cache *cache, uint64_t max_bytes, uint64_t reserve_bytes,
+		 struct error *error);
 
 /*
  * lock.c: processes, and the threads of each, exclude each other. Whoever locks the directory first

@@ -10,7 +10,6 @@
 
 #include "base/cleanup.h"
 #include "base/message.h"
-#include "lazy/cache/admin.h"
 #include "lazy/cache/internal.h"
 
 static int load(int fd, uint64_t *max_bytes, uint64_t *reserve_bytes)
@@ -77,8 +76,7 @@ void limits_refresh(struct cache *cache)
 	cache->limits_error = err;
 }
 
-/* The reserve that was set, or 0. */
-static uint64_t reserve_of(const struct cache *cache)
+uint64_t limits_reserve(const struct cache *cache)
 {
 	_cleanup_close_ int fd = open_limits(cache);
 	uint64_t max_bytes, reserve_bytes = 0;
@@ -86,25 +84,20 @@ static uint64_t reserve_of(const struct cache *cache)
 	return fd < 0 || load(fd, &max_bytes, &reserve_bytes) ? 0 : reserve_bytes;
 }
 
-int cache_admin_limit(struct cache *cache, uint64_t max_bytes, uint64_t *reserve_bytes,
-		      struct error *error)
+int limits_write(struct cache *cache, uint64_t max_bytes, uint64_t reserve_bytes,
+		 struct error *error)
 {
 	_cleanup_close_ int fd = -1;
 	json_t *limits;
-	int err = cache_lock(cache);
+	int err = 0;
 
-	if (err)
-		return error_set(error, err, "cannot lock the cache: %s", strerror(-err));
-	if (*reserve_bytes == CACHE_KEEP_RESERVE)
-		*reserve_bytes = reserve_of(cache);
 	limits = json_pack("{s:i, s:I, s:I}", "version", CACHE_STATE_VERSION, "max_bytes",
-			   (json_int_t)max_bytes, "reserve_bytes", (json_int_t)*reserve_bytes);
+			   (json_int_t)max_bytes, "reserve_bytes", (json_int_t)reserve_bytes);
 	fd = openat(cache->dir_fd, "limits.new",
 		    O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
 	if (fd < 0 || json_dumpfd(limits, fd, 0) || fsync(fd) ||
 	    renameat(cache->dir_fd, "limits.new", cache->dir_fd, "limits") || fsync(cache->dir_fd))
 		err = errno ? -errno : -EIO;
-	cache_unlock(cache);
 	json_decref(limits);
 	return err ? error_set(error, err, "cannot write the limits of the cache '%s': %s",
 			       cache->path, strerror(-err)) :
