@@ -122,7 +122,7 @@ static void *work(void *argument)
 {
 	struct worker *worker = argument;
 
-	while (!ends && clock_now_ns() < worker->until_ns) {
+	while (clock_now_ns() < worker->until_ns) {
 		const struct source *source = &sources[next(worker) % SOURCES];
 		uint64_t units, unit;
 		const char *answer;

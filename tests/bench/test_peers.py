@@ -20,6 +20,7 @@ from btrfs_ublk.base.readers import read_buffered, read_direct
 from btrfs_ublk.bench.content import STAMPS, check_blocks, write_content
 from btrfs_ublk.bench.peer import Peer, Subject, all_peers, setting, why_not
 from btrfs_ublk.bench.peers.others import RUBLK
+from btrfs_ublk.bench.reading import find_peers
 from btrfs_ublk.bench.resources.kernel_module import LoadableModule
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
 from btrfs_ublk.units import BLOCK_BYTES, MIB
