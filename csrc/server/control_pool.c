@@ -14,7 +14,6 @@
 #include "lazy/worker_pool.h"
 
 enum {
-	STACK_BYTES = 256 << 10,
 	STOP_WAIT_S = 5,
 	/* Some may still run for clients that are gone. */
 	THREADS_MAX = 24,
@@ -61,18 +60,14 @@ static struct control_job *take(struct queue *queue)
 /* To be called with the lock held. */
 static int add_thread(struct control_pool *pool)
 {
-	pthread_attr_t attributes;
 	pthread_t id;
-	int err;
+	int err = -pthread_create(&id, NULL, worker_main, pool);
 
-	pthread_attr_init(&attributes);
-	pthread_attr_setstacksize(&attributes, STACK_BYTES);
-	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-	err = -pthread_create(&id, &attributes, worker_main, pool);
-	pthread_attr_destroy(&attributes);
-	if (!err)
-		pool->threads++;
-	return err;
+	if (err)
+		return err;
+	pthread_detach(id);
+	pool->threads++;
+	return 0;
 }
 
 /* Returns false when the main thread has to answer the message. */

@@ -10,8 +10,6 @@
 #include "base/message.h"
 #include "server/sandbox.h"
 
-enum { STACK_BYTES = 256 << 10 };
-
 static int run_ahead(const struct thread *thread)
 {
 	int err = thread->realtime ? sandbox_make_realtime() : 0;
@@ -60,14 +58,10 @@ static void *thread_main(void *argument)
 
 int thread_start(struct thread *thread)
 {
-	pthread_attr_t attributes;
 	int err;
 
 	sem_init(&thread->started, 0, 0);
-	pthread_attr_init(&attributes);
-	pthread_attr_setstacksize(&attributes, STACK_BYTES);
-	err = -pthread_create(&thread->id, &attributes, thread_main, thread);
-	pthread_attr_destroy(&attributes);
+	err = -pthread_create(&thread->id, NULL, thread_main, thread);
 	if (err) {
 		sem_destroy(&thread->started);
 		return err;

@@ -12,6 +12,7 @@
 #include "base/size.h"
 #include "lazy/dependence.h"
 #include "lazy/mirror/secret.h"
+#include "lazy/worker_pool.h"
 #include "server/description.h"
 #include "server/frontend/frontend.h"
 #include "server/frontend/ublk_admin.h"
@@ -289,6 +290,7 @@ int main(int argc, char **argv)
 	 * space.
 	 */
 	mallopt(M_ARENA_MAX, 1);
+	lazy_small_stacks();
 	secret_guard_json();
 	if (server_options_parse(argc, argv, &options))
 		return hint_usage();

@@ -16,7 +16,6 @@
 #include "lazy/worker_pool.h"
 
 enum {
-	STACK_BYTES = 256 << 10,
 	STOP_WAIT_MS = 5000,
 	GATHER_MS = 50, /* how long others may join after the first unit */
 	SWEEP_MS = 1000,
@@ -377,16 +376,12 @@ static void *pending_main(void *argument)
 
 int pending_start(struct cache *cache)
 {
-	pthread_attr_t attributes;
 	int err;
 
 	cache->batch = malloc(sizeof(*cache->batch));
 	if (!cache->batch)
 		return -ENOMEM;
-	pthread_attr_init(&attributes);
-	pthread_attr_setstacksize(&attributes, STACK_BYTES);
-	err = -pthread_create(&cache->thread, &attributes, pending_main, cache);
-	pthread_attr_destroy(&attributes);
+	err = -pthread_create(&cache->thread, NULL, pending_main, cache);
 	cache->running = !err;
 	return err;
 }

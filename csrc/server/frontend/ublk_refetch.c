@@ -9,8 +9,6 @@
 
 #include "base/message.h"
 
-enum { STACK_BYTES = 128 << 10 };
-
 struct refetch {
 	const struct ublksrv_ctrl_dev_info *info;
 	struct io_uring ring;
@@ -77,14 +75,9 @@ static void *fetch_all(void *argument)
 
 static int run_thread(struct refetch *refetch)
 {
-	pthread_attr_t attributes;
 	pthread_t thread;
-	int err;
+	int err = -pthread_create(&thread, NULL, fetch_all, refetch);
 
-	pthread_attr_init(&attributes);
-	pthread_attr_setstacksize(&attributes, STACK_BYTES);
-	err = -pthread_create(&thread, &attributes, fetch_all, refetch);
-	pthread_attr_destroy(&attributes);
 	if (err)
 		return err;
 	pthread_join(thread, NULL);
