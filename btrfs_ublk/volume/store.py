@@ -105,11 +105,13 @@ class MadeFile:
 @dataclass(frozen=True, kw_only=True)
 class MadeTree:
     """A tree of the definition that was added (trees.json), as a subvolume of that
-    number. The user may have moved or deleted it since."""
+    number, and ``directories`` above it that were made for it. The user may have moved
+    or deleted it since."""
 
     path: str
     source: SourceKeys
     subvolume: int
+    directories: list[str]
     files: int
     size_bytes: int
 

@@ -266,10 +266,13 @@ def add_listed(
             size_bytes = _fill(volume, directory, virtual, listing)
             mount = Path(f"/proc/self/fd/{directory}")
             commit_transaction(mount)
+            half = volume.half_tree()
+            assert half is not None
             made = MadeTree(
                 path=tree.path,
                 source=tree.source,
                 subvolume=subvolume_id(mount),
+                directories=half.directories,
                 files=len(listing.files),
                 size_bytes=size_bytes,
             )
@@ -284,6 +287,7 @@ def remove_listed(volume: VolumeDirectory, target: Path, path: str) -> None:
             with opened_top(volume, target) as top:
                 mount = Path(f"/proc/self/fd/{top}")
                 delete_subvolume_number(mount, made.subvolume)
+                _remove_directories(top, made.directories)
             volume.forget_made_tree(made.subvolume)
 
 
@@ -558,10 +562,14 @@ def _remove_half(volume: VolumeDirectory, top: int) -> None:
         delete_subvolume_number(mount, number)
         volume.forget_made_tree(number)
         log.debug("removed the half-made tree %s", half.path)
-    for directory in reversed(half.directories):
-        with _if_there(), place_beneath(top, directory) as (fd, name_):
-            os.rmdir(name_, dir_fd=fd)
+    _remove_directories(top, half.directories)
     volume.forget_half_tree()
+
+
+def _remove_directories(top: int, directories: Sequence[str]) -> None:
+    for directory in reversed(directories):
+        with _if_there(), place_beneath(top, directory) as (fd, name):
+            os.rmdir(name, dir_fd=fd)
 
 
 def _if_there() -> AbstractContextManager[None]:
