@@ -314,15 +314,24 @@ static void expect_next(struct run *run)
 	unit_expect(arriving(run));
 }
 
-/* What nobody waits for, and has no memory, is not kept. */
-static void pass_over_unwanted(struct run *run)
+/* Whether it may be left out where memory lacks: it came unasked, or keeps a reader waiting. */
+static bool may_be_passed_over(const struct run *run)
 {
-	while (run->widened && run->next + 1 < run->count && !run->filled &&
-	       list_is_empty(&arriving(run)->subscriptions) && !has_memory(arriving(run))) {
+	const struct unit *unit = arriving(run);
+
+	return run->widened && run->next + 1 < run->count && !run->filled &&
+	       (list_is_empty(&unit->subscriptions) || (!unit_reader(unit) && has_reader(run)));
+}
+
+static void pass_over(struct run *run)
+{
+	while (may_be_passed_over(run) && !has_memory(arriving(run))) {
 		struct unit *unit = run->units[run->next++];
 
 		unit->run = NULL;
 		unit_set(unit, UNIT_WANTED);
+		if (!list_is_empty(&unit->subscriptions))
+			completion_put(run->core, &unit->news);
 		expect_next(run);
 	}
 }
@@ -333,7 +342,7 @@ static int space(struct run *run, struct iovec *parts, int room)
 	int count = 0;
 
 	if (run->next < run->count)
-		pass_over_unwanted(run);
+		pass_over(run);
 	/* NB: units may leave while room is made for one. */
 	for (unsigned i = run->next; i < run->count && count < room && bytes < PLACES_BYTES; i++) {
 		struct unit *unit = run->units[i];
