@@ -95,8 +95,11 @@ class Bucket:
             Bucket=bucket, Prefix=prefix
         )
         with self._asking("list it"):
-            for page in pages:
-                yield page.get("Contents", [])
+            try:
+                for page in pages:
+                    yield page.get("Contents", [])
+            except (KeyError, ValueError) as error:  # no key, number or time
+                raise RegistryError(f"{self.place} is no listing: {error}") from error
 
     @contextmanager
     def _beginning(self) -> Iterator[None]:

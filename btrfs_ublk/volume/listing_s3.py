@@ -22,7 +22,9 @@ def read_bucket(source: SourceKeys) -> Listing:
                     hint="take a part of it",
                 )
             for each in page:
-                key, size = each["Key"], each["Size"]
+                key, size = each.get("Key", ""), each.get("Size")
+                if not isinstance(size, int) or size < 0:
+                    raise listing.refused(key, "is an object without a size")
                 path = key.removeprefix(prefix)
                 if key == prefix and not size:
                     continue
@@ -32,5 +34,6 @@ def read_bucket(source: SourceKeys) -> Listing:
                 # Some stores leave its quotes out, but only here.
                 tag = each.get("ETag", "").strip('"')
                 more = identity(tag and f'"{tag}"') | {"key": key, "size": size}
-                listing.add(path, source | more, each["LastModified"].timestamp())
+                at = each.get("LastModified")
+                listing.add(path, source | more, at.timestamp() if at else None)
     return listing.complete()

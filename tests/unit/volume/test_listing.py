@@ -366,6 +366,12 @@ def test_pages_of_a_bucket(server: ScriptedServer) -> None:
         (bucket(item("p+q/d"), item("p+q/d/e")), "is a file, and a directory too"),
         (response("403 No", b"<Error><Code>AccessDenied</Code></Error>"), "HTTP 403"),
         (bucket(item("p+q/x"), token=TOKEN), "same"),
+        (bucket("<Contents><Size>3</Size></Contents>"), "is no listing"),
+        (bucket("<Contents><Key>p+q/x</Key></Contents>"), "an object without"),
+        (bucket(item("p+q/x").replace("2026", "never")), "is no listing"),
+        (bucket(item("p+q/x").replace("<Size>3", "<Size>x")), "is no listing"),
+        (bucket(item("p+q/x").replace("<Size>3", "<Size>-3")), "an object without"),
+        (bucket("<"), "cannot list it"),
     ],
 )
 def test_buckets_that_are_refused(
