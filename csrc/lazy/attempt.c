@@ -113,8 +113,8 @@ static void forget_doubt(struct mirror *mirror)
 }
 
 /*
- * Whether a server is asked once more before its object counts as changed, a little later: one that
- * has just been started may say so of an object that it does not know yet. Only if it says the same
+ * Whether a server is asked once more before its object counts as changed, a little later: one
+ * answer may be that of somebody on the way, or of a server that is starting. Only if it says the same
  * again, and has not been right meanwhile, it is believed.
  */
 static bool doubt_change(const struct unit *unit, struct mirror *mirror, uint64_t began_ns,
