@@ -4,9 +4,12 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "base/error.h"
+
 unsigned quiet_messages;
 
 void __wrap_msg_error(const char *format, ...);
+void __wrap_msg_error_of(const struct error *error);
 void __wrap_msg_hint(const char *format, ...);
 void __wrap_msg_warning(const char *format, ...);
 
@@ -25,3 +28,8 @@ void __wrap_msg_warning(const char *format, ...);
 MESSAGE(msg_error)
 MESSAGE(msg_hint)
 MESSAGE(msg_warning)
+
+void __wrap_msg_error_of(const struct error *error)
+{
+	quiet_messages += *error->text != 0;
+}
