@@ -38,10 +38,11 @@ def modules_of(code: str, *words: str, home: Path) -> set[str]:
         "BTRFS_UBLK_VOLUMES_DIR": str(home / "volumes"),
         "PYTHONPATH": f"{PROJECT}:{Path(click.__file__).parents[1]}",
     }
-    code = f"import atexit, sys; atexit.register(lambda: print(*sys.modules)); {code}"
+    said = "print(*sys.modules, file=sys.stderr)"
+    code = f"import atexit, sys; atexit.register(lambda: {said}); {code}"
     argv = [sys.executable, "-S", "-P", "-c", code, *words]
     done = run(argv, timeout_s=60.0, env=os.environ | variables)
-    return set(done.stdout.split()) - {"atexit"}
+    return set(done.stderr.split()) - {"atexit"}
 
 
 @pytest.mark.parametrize("command", MOST)

@@ -41,9 +41,9 @@ def test_random_ends_leave_nothing_behind(
             words = [str(seed + 1), str(TURNS), str(units), str(whole)]
             cache = [tmp_path / f"{name}-{units}" for name in cache]
             ends = run(sanitized_build, *words, *cache)
-            assert all(ends[:3])
+            assert ends[0] and ends[2]
             if not whole:
                 assert ends[3] == units or units == 32
                 found.append(ends)
-    _, _, _, longest, resumed = zip(*found)
-    assert 4 < max(longest) and sum(resumed)
+    _, failed, _, longest, resumed = zip(*found)
+    assert any(failed) and 4 < max(longest) and sum(resumed)
