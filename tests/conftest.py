@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support import workers
 from support.needs import Need, Serve
+from support.processes import thaw
 from support.sanitized_build import (
     bring_helpers_up_to_date,
     sanitized_build,
@@ -195,10 +196,12 @@ def nothing_left(
         workers.refuse(request.node)
         mounts = read_mountinfo()
         yield
+        thaw()
         assert read_mountinfo() == mounts, "it left mounts, or removed some"
         return
     if not any(map(request.node.get_closest_marker, SYSTEM_MARKERS)):
         yield
+        thaw()
         return
     require(request.config, ROOT)
     if not request.node.get_closest_marker("ublk"):
@@ -211,6 +214,7 @@ def nothing_left(
     # 17 s instead of 40 s.
     garbage.freeze()
     yield
+    thaw()
     # pytest keeps what was logged. The traceback of an error there may hold a server.
     for record in caplog.get_records("call"):
         record.msg, record.args, record.exc_info = record.getMessage(), None, None

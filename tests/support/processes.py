@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -12,8 +13,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from signal import SIGKILL, SIGSTOP
@@ -26,6 +27,8 @@ from btrfs_ublk.server import Description
 #: They have nothing to lose, and SeaweedFS takes its time.
 STOP_TIMEOUT_S = 2
 FREEZE_TIMEOUT_S = 10
+#: Its readers have frozen servers, whose devices hang; its writer opens all devices.
+FROZEN_LOCK = Path("/dev/shm/btrfs-ublk-tests.frozen")
 
 
 def ending_with_us(
@@ -51,14 +54,38 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 def freeze(pid: int) -> None:
     """Send SIGSTOP, and wait until all threads have stopped: until then, one of them
     may still answer. A system call that a thread is in, like writing a record, ends
-    before it stops.
+    before it stops. Until thaw(), nobody looks at all devices of the machine.
     """
+    if not _frozen:
+        _frozen.append(os.open(FROZEN_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC))
+        fcntl.flock(_frozen[0], fcntl.LOCK_SH)
     os.kill(pid, SIGSTOP)
     deadline_s = time.monotonic() + FREEZE_TIMEOUT_S
     while not _has_stopped(pid):
         if time.monotonic() > deadline_s:
             break  # one of them waits in the kernel, and does nothing else
         time.sleep(0.001)
+
+
+#: The descriptor of FROZEN_LOCK, if this process has frozen others.
+_frozen: list[int] = []
+
+
+def thaw() -> None:
+    """Say that no process is left that freeze() has stopped."""
+    while _frozen:
+        os.close(_frozen.pop())
+
+
+@contextmanager
+def looking_at_all_devices() -> Iterator[None]:
+    """For programs that open all devices of the machine, as btrfs check does of a file
+    system with several. One that opens a device whose server is frozen would hang, and
+    the whole machine's sync(2) with it.
+    """
+    with FROZEN_LOCK.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _has_stopped(pid: int) -> bool:

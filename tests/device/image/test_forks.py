@@ -33,7 +33,9 @@ from btrfs_ublk.units import KIB, MIB
 from btrfs_ublk.volume import ForkMode, apply_delta
 from btrfs_ublk.volume import forks as fork_module
 from btrfs_ublk.volume import forks_of_image, unfork_image, write_delta
+from btrfs_ublk.volume.device import find_device
 from btrfs_ublk.volume.mounts import mounts_of
+from btrfs_ublk.volume.store import volume_directory
 
 pytestmark = pytest.mark.data
 
@@ -127,6 +129,22 @@ def test_new_files_of_an_overlay_have_inode_numbers_of_their_own(place: Place) -
     for path in sorted((one / "etc").iterdir()):
         shutil.copyfile(one / "new-0", path)
         assert path.read_text() == "new"
+
+
+def test_overlays_share_the_page_cache(place: Place) -> None:
+    """What one has read, the next does not read from the device."""
+    paths = [fork(place, name, "overlay") / "big" for name in ("one", "two")]
+    device = find_device(volume_directory(NAME, place.base))
+    assert device is not None and device.path is not None
+    read_file = Path("/sys/class/block") / device.path.name / "stat"
+
+    def sectors() -> int:
+        return int(read_file.read_text().split()[2])
+
+    assert paths[0].read_bytes() == BIG
+    before = sectors()
+    assert paths[1].read_bytes() == BIG
+    assert sectors() == before
 
 
 def test_up_mounts_what_is_missing(place: Place) -> None:

@@ -232,7 +232,7 @@ def test_who_has_open_what_no_path_leads_to(sparse_path: Path) -> None:
 @pytest.mark.device  # it looks into the loop devices that there are
 def test_gc_knows_all_kinds(tmp_path: Path) -> None:
     """Also those of benchmarks, which nobody else imports."""
-    kinds = ["loop", "ublk-device", "zram"]
+    kinds = ["loop", "ublk-device", "foreign-ublk-device"]
     for number, kind in enumerate(kinds):
         abandon(tmp_path, {**enter(number, "x", kind), "details": {}})
         code = (

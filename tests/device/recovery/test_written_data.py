@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from support.devices import is_whole, kill_those, wait_for
 from support.needs import Need
+from support.processes import looking_at_all_devices
 from support.volumes import NAME, Place
 
 from btrfs_ublk.base.capabilities import FUSE, UBLK
@@ -114,7 +115,8 @@ def check_file_system(place: Place) -> None:
         with loop_device(volume / "sprout.img", read_only=True) as grown:
             run(["btrfs", "device", "scan", seed.path, grown.path], timeout_s=60)
             try:
-                run(["btrfs", "check", "--readonly", grown.path], timeout_s=120)
+                with looking_at_all_devices():
+                    run(["btrfs", "check", "--readonly", grown.path], timeout_s=120)
             finally:
                 for device in (seed.path, grown.path):
                     run(["btrfs", "device", "scan", "-u", device], timeout_s=60)

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from support.processes import looking_at_all_devices
 from support.seeds import (
     BLOCK,
     CHUNK,
@@ -76,7 +77,8 @@ def test_a_sprout_of_the_seed_clones_and_reads(sparse_path: Path, size: int) -> 
         loop_device(seed, read_only=True),
         loop_device(sparse_path / "local.img", read_only=True) as local,
     ):
-        btrfs_check(local.path)  # finds the seed by itself
+        with looking_at_all_devices():
+            btrfs_check(local.path)  # finds the seed by itself
 
 
 SIZE = f"--virtual-data-size={64 * GIB}"

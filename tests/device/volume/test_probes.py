@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.needs import Need
+from support.processes import looking_at_all_devices
 from support.volumes import NAME, Place
 
 from btrfs_ublk.base.capabilities import FUSE, UBLK
@@ -79,7 +80,8 @@ def test_probes_fail_no_read(place: Place) -> None:
                 continue
             drop_pages(device)
             argv = [word.format(device, name=device.name) for word in probe]
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+            with looking_at_all_devices():
+                done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
             seen.append(probe[0])
             assert errors() == 0, (argv, done)
             if probe[:2] == ["blkid", "--probe"]:
