@@ -81,8 +81,9 @@ def thaw() -> None:
 def looking_at_all_devices() -> Iterator[None]:
     """For programs that open all devices of the machine, as btrfs check does of a file
     system with several. One that opens a device whose server is frozen would hang, and
-    the whole machine's sync(2) with it.
+    the whole machine's sync(2) with it. What the caller has frozen serves none by now.
     """
+    thaw()
     with FROZEN_LOCK.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
