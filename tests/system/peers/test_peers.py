@@ -32,7 +32,7 @@ from btrfs_ublk.volume.temporary import Volume
 from btrfs_ublk.volume.temporary import volume as temporary_volume
 
 #: One of each sort, of packages that scripts/setup --test installs.
-GATE = ("busybox", "distribution", "nginx", "python", "rclone", "seaweedfs")
+GATE = ("apache2", "busybox", "distribution", "nginx", "python", "rclone")
 RESULTS = PROJECT / "build" / "compatibility"
 PAGE = PROJECT / "docs" / "compatibility.md"
 
