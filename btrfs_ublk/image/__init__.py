@@ -7,14 +7,14 @@ from btrfs_ublk.base.exports import exporter
 if TYPE_CHECKING:
     from btrfs_ublk.image.access import RegistryAccess, RegistryError
     from btrfs_ublk.image.build import (
-        CHECKSUMS,
         BuildOptions,
         BuiltImage,
         build_image,
     )
     from btrfs_ublk.image.check import CheckReport, check_image
-    from btrfs_ublk.image.commit import COMPRESSIONS, CommittedImage, Compression
+    from btrfs_ublk.image.commit import CommittedImage
     from btrfs_ublk.image.convert import ConvertedImage, convert_image
+    from btrfs_ublk.image.documents import CHECKSUMS, COMPRESSIONS, Compression
     from btrfs_ublk.image.first import traced_ranges
     from btrfs_ublk.image.indexed import IndexedImage, index_image
     from btrfs_ublk.image.layout import Layout

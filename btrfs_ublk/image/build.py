@@ -42,8 +42,6 @@ from btrfs_ublk.image.reference import (
 )
 from btrfs_ublk.image.source import OpenedSource, open_source
 
-#: Of blocks, as btrfs has them.
-CHECKSUMS = ("crc32c", "xxhash64", "sha256", "blake2b")
 #: A bound for what would otherwise wait for ever.
 _TIMEOUT_S = 86400.0
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import IO, Any, Literal, get_args
+from typing import IO, Any
 from zlib import MAX_WBITS, compressobj
 
 import zstandard
@@ -22,6 +22,7 @@ from btrfs_ublk.image.documents import (
     INDEXED,
     MANIFESTS,
     NO_BYTES,
+    Compression,
     Descriptor,
     InvalidImageError,
     blobs_of,
@@ -38,9 +39,6 @@ from btrfs_ublk.image.reference import DEFAULT_TAG, LayoutName, Name, Reference
 from btrfs_ublk.image.source import read_config
 from btrfs_ublk.image.transfer import fetch_blob
 from btrfs_ublk.kernel.temporary import tempdir
-
-Compression = Literal["gzip", "zstd"]
-COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
 
 _OCI_LAYER = "application/vnd.oci.image.layer.v1.tar+"
 _DOCKER = "application/vnd.docker."

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 from btrfs_ublk.content.platforms import (
     best_platform,
@@ -47,6 +47,11 @@ CREATED = "org.opencontainers.image.created"
 #: The diff ID of a layer of no bytes. As containerd starts an image without layers from
 #: an empty directory, such an image is taken for one with a layer of nothing.
 NO_BYTES = f"sha256:{hashlib.sha256().hexdigest()}"
+#: Of blocks, as btrfs has them.
+CHECKSUMS = ("crc32c", "xxhash64", "sha256", "blake2b")
+#: Of layers that are made here.
+Compression = Literal["gzip", "zstd"]
+COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
 #: Platform of what is no image for a machine.
 NO_PLATFORM = {"os": "unknown", "architecture": "unknown"}
 

@@ -45,7 +45,8 @@ from btrfs_ublk.volume.image import UpImage, image_access, up_with_image
 
 if TYPE_CHECKING:
     from btrfs_ublk.image.access import RegistryAccess
-    from btrfs_ublk.image.commit import CommittedImage, Compression
+    from btrfs_ublk.image.commit import CommittedImage
+    from btrfs_ublk.image.documents import Compression
     from btrfs_ublk.image.layer import Changes
     from btrfs_ublk.image.reference import Name
 

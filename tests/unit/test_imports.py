@@ -28,7 +28,12 @@ HEAVY = {
 }
 #: How many of our own modules, at most; it is for whoever adds one to say why. The
 #: options of registries are among those of volumes, since trees of images are added.
-MOST = {"--version": 19, "volume list": 52, "volume up --help": 36}
+MOST = {
+    "--version": 19,
+    "volume list": 52,
+    "volume up --help": 36,
+    "image fork --help": 49,
+}
 
 
 def modules_of(code: str, *words: str, home: Path) -> set[str]:
