@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +178,10 @@ class Registry:
         self.asked, self.go_on = threading.Event(), threading.Event()
         self.seen: set[str] = set()
 
+    def close(self) -> None:
+        """Keep nobody waiting any longer."""
+        self.go_on.set()
+
     def __call__(self, request: str) -> bytes:
         if request.startswith("GET /token"):
             self.tokens += 1
@@ -204,7 +208,11 @@ BLOB_BYTES = 4000 * UNIT
 @contextmanager
 def reader(build: Path, registry: Registry) -> Iterator[Callable[[], int]]:
     """Yield what reads another unit each time, and returns its result."""
-    with scripted_server(registry) as server, fetch_shell(build) as shell:
+    with (
+        scripted_server(registry) as server,
+        closing(registry),
+        fetch_shell(build) as shell,
+    ):
         keys = {
             "kind": "oci",
             "registry": f"127.0.0.1:{server.port}",
@@ -236,7 +244,6 @@ def test_a_token_that_is_good_is_sent_while_it_is_renewed(
             registry.go_on.set()
             wait_until(lambda: read() == 0 and "t2" in registry.seen)
             assert registry.tokens == 2
-    registry.go_on.set()
 
 
 def test_without_a_good_token_requests_wait(
