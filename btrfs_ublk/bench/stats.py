@@ -25,16 +25,6 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[math.ceil(round(share * len(ordered), 6)) - 1]
 
 
-def latency_record(latencies_ns: Iterable[int]) -> dict[str, float]:
-    """Return quantiles and maximum in microseconds: "p50_us" ... "max_us"."""
-    ordered = sorted(latencies_ns)
-    record = {
-        f"{name}_us": quantile(ordered, share) / 1e3
-        for name, share in LATENCY_QUANTILES.items()
-    }
-    return record | {"max_us": ordered[-1] / 1e3}
-
-
 def grouped(
     items: Iterable[_Item], key: Callable[[_Item], object]
 ) -> dict[Any, list[_Item]]:

@@ -7,7 +7,6 @@ import hmac
 import http.client
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -15,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
 
 from support.processes import ending_with_us, free_ports, stop
 from support.waiting import wait_until
@@ -116,26 +114,6 @@ class S3Server:
 
         wait_until(is_answered, lambda: status, timeout_s=START_TIMEOUT_S)
         assert status == 200, status
-
-    def put_in_parts(self, bucket: str, key: str, parts: list[bytes]) -> None:
-        """Store an object by a multipart upload."""
-        path = f"/{bucket}/{key}"
-        status, _, body = self._send("POST", path, "uploads=")
-        assert status == 200, body
-        found = re.search(rb"<UploadId>([^<]+)<", body)
-        assert found is not None, body
-        upload, lines = found[1].decode(), []
-        for number, part in enumerate(parts, 1):
-            query = f"partNumber={number}&uploadId={quote(upload, safe='')}"
-            status, etag, body = self._send("PUT", path, query, part)
-            assert status == 200, body
-            lines.append(
-                f"<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>"
-            )
-        whole = f"<CompleteMultipartUpload>{''.join(lines)}</CompleteMultipartUpload>"
-        query = f"uploadId={quote(upload, safe='')}"
-        status, _, body = self._send("POST", path, query, whole.encode())
-        assert status == 200, body
 
 
 def _identities() -> dict[str, object]:

@@ -59,22 +59,6 @@ def mkseed(*args: str | bytes | Path, **keywords: Any) -> dict[str, Any]:
     return answer
 
 
-def mkfs(
-    path: Path, *options: str, size: int = 1 << 30, devices: int = 1
-) -> list[Path]:
-    images = [path / f"image-{n}" for n in range(devices)]
-    for image in images:
-        image.touch()
-        os.truncate(image, size)
-    subprocess.run(
-        ["mkfs.btrfs", "-q", *options, *images],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
-    return images
-
-
 def btrfs_check(image: Path) -> None:
     done = subprocess.run(
         ["btrfs", "check", image], capture_output=True, text=True, timeout=TIMEOUT_S
