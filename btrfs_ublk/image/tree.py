@@ -91,7 +91,7 @@ def _write(helper: Path, whole: Path, layer: Layer, out: IO[bytes]) -> ExportRep
                 while view:
                     view = view[out.write(view) :]
             except BrokenPipeError:
-                raise  # whoever has read enough, as head(1), is told nothing
+                raise  # a reader that has enough, as head(1), needs no message
             except OSError as error:
                 raise _unwritten(out.name, error) from error
         said = finished(child, whole)

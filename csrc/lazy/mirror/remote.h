@@ -163,7 +163,7 @@ bool url_is_loopback(const char *url);
 
 /*
  * Take and give back a reference. login_current() returns NULL when there is none, or it is too
- * old; `due`: another one is to be made, though this one is still good.
+ * old; `due`: it is time to make another one, though this one is still good.
  */
 struct login *login_current(struct remote *remote, bool *due);
 void login_put(struct remote *remote, struct login *login);

@@ -96,7 +96,7 @@ def test_a_tree_is_made_once(place: Place, server: RangeServer) -> None:
     other = place.command("up", NAME, "--add-tree", "some/tree=s3://b/")
     assert other.returncode == 2 and "is to come from two places" in other.stderr
     below = place.command("up", NAME, "--add-file", f"some/tree/x={server.url('x')}")
-    assert below.returncode == 2 and "is to be in 'some/tree', a tree" in below.stderr
+    assert below.returncode == 2 and "cannot be in 'some/tree', a tree" in below.stderr
 
 
 def test_nothing_is_left_of_trees_that_cannot_be(

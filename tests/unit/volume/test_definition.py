@@ -115,7 +115,7 @@ def test_sources(url: str) -> None:
         ),
         (
             "[[file]]\npath = 'x/y/z'\nurl = '/x'\n[[file]]\npath = 'x'\nurl = '/y'",
-            "'x/y/z' is to be in 'x'",
+            "'x/y/z' cannot be in 'x'",
         ),
     ],
 )
