@@ -134,6 +134,7 @@ def test_the_same_is_taken_of_one_of_several_answers(
     with fetch_shell(sanitized_build) as shell:
         number = shell.add(source(server))
         reads = [shell.begin(number, at * UNIT, UNIT) for at in (0, 20, 40)]
+        wait_until(lambda: len(server.requests) == 3)
         wait_until(lambda: bool(shell.stats()["units_in_flight"] == 1))
         go_on.set()
         answers = shell.finish()
