@@ -400,7 +400,7 @@ def merge_files(first: Sequence[_File], more: Sequence[_File]) -> tuple[_File, .
         for parent in PurePosixPath(path).parents:
             if str(parent) in found:
                 kind = "tree" if isinstance(found[str(parent)], VolumeTree) else "file"
-                raise UsageError(f"file {path!r} cannot be in {str(parent)!r}, a {kind}")
+                raise UsageError(f"{path!r} cannot be in {str(parent)!r}, a {kind}")
     return tuple(found.values())
 
 
