@@ -19,12 +19,11 @@ packages_of_part() { # build|demo|bench|test|package|vm|arm64|arm64-root
         echo fio erofs-utils xfsprogs e2fsprogs nbdkit libnbd-bin rclone fuse3 pigz
         ;;
     test)
-        # nginx: a real server that data are fetched from; skopeo: a client of
-        # registries that is not ours;
-        # what shows man pages; containerd, runc and podman,
-        # which run containers on our snapshots and images, and what runs in them;
-        # strace fails system calls of helpers; clang, for libFuzzer; the last line: web
-        # servers that tests/system/peers asks
+        # nginx: a real server that data are fetched from; skopeo: a client of registries
+        # that is not ours; what shows man pages; containerd, runc and podman, which run
+        # containers on our snapshots and images, and what runs in them; strace fails
+        # system calls of helpers; clang, for libFuzzer; the last line: web servers that
+        # tests/system/peers asks
         echo clang "$(libfuzzer_package)" clang-format clang-tidy shellcheck systemd nginx skopeo \
             groff-base mandoc zstd xz-utils \
             containerd runc podman conmon busybox-static strace \
@@ -85,7 +84,6 @@ fedora_name() {
     mount) echo util-linux-core ;;
     clang-format | clang-tidy) echo clang-tools-extra ;;
     libclang-rt-*) echo compiler-rt ;;
-    fonts-dejavu-core) echo dejavu-sans-fonts ;;
     shellcheck) echo ShellCheck ;;
     qemu-system-x86) echo qemu-system-x86-core ;;
     busybox-static) echo busybox ;;
