@@ -722,7 +722,7 @@ void run_begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns)
 	if (mirror->host)
 		mirror->host->prefetching += !run->demanded;
 	run->widens = !unit->source->codec && unit->source->size <= SOURCE_WHOLE_MAX_BYTES;
-	/* What it sends anyway is asked for once, whoever else wants some of it. */
+	/* What it sends anyway is asked for once, even if others want some of it. */
 	if (run->widens && mirror->gives_all && !mirror->alone && !unit->rounds)
 		widen(run);
 	/* Digests say what is right, and what is decoded is so as a whole. */
