@@ -45,8 +45,8 @@ _TIMEOUT_S = (10.0, 60.0)
 #: An answer has the time that so much may take.
 _PATIENCE_BYTES = 8 * MIB
 _KEYS = {"kind", "url", "ca_file", "basic_auth_file", "via", "via_plain", "unit"}
-#: A unit where none is given: less can be had without ranges.
-_UNIT_BYTES = 256 * KIB
+#: An object of so many bytes can be without ranges: it is kept whole (host.c).
+_WHOLE_BYTES = 8 * MIB
 _ACCEPT = "application/json, text/html;q=0.9"
 _RANGE = re.compile(r"bytes (?:0-0|\*)/(\d{1,18})")
 
@@ -218,7 +218,7 @@ def _ask(web: Web, file: ListedFile) -> ListedFile:
             and (whole := number(headers.get("Content-Length"))) is not None
         ):
             size_bytes = whole
-            if size_bytes > _UNIT_BYTES:
+            if size_bytes > _WHOLE_BYTES:
                 raise BtrfsUblkError(
                     f"{url}: the server answers a range with all of the file",
                     hint="reads of a part need a server that has ranges",

@@ -130,7 +130,7 @@ def remove_half_snapshots(mount: Path) -> None:
 
 
 def plan_rollback(mount: Path, snapshot: str) -> Rollback:
-    """Return what complete_rollback() is to do. Raises UsageError when it cannot."""
+    """Return the steps for complete_rollback(). Raises UsageError when it cannot."""
     before = subvolume_id(mount)
     with opened_snapshots(mount) as directory:
         find_snapshot(directory, snapshot)
