@@ -57,7 +57,8 @@ def test_any_headers(sanitized_helpers: None, tmp_path: Path) -> None:
         for offset in range(0, 8 * MAP_UNIT, MAP_UNIT):
             with pytest.raises(OSError):
                 read_direct(server.device, offset, 4096)
-        assert server.stats().lazy[0].fetcher.read_errors == 8
+        # Programs of other tests that open all block devices read this one, too.
+        assert server.stats().lazy[0].fetcher.read_errors >= 8
         assert list(server.map().verify(ask_mirrors=True))
 
 
