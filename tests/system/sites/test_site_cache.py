@@ -158,6 +158,7 @@ def test_four_hosts_cost_the_origin_one(
         assert gets(origin) == []
 
 
+@pytest.mark.timing  # a host that waited 2.5 s for a node asks the origin
 def test_a_node_that_is_killed(
     sanitized_build: Path, tmp_path: Path, origin: ScriptedServer, nodes: Ring
 ) -> None:
