@@ -22,6 +22,7 @@ from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel import loop
 
 SYSTEMD = Path("/lib/systemd/systemd")
+CGROUPS = "/sys/fs/cgroup"
 #: Units that all others depend on by default. Nothing else of this machine is started.
 TARGETS = ("sysinit", "basic", "sockets", "shutdown", "local-fs", "multi-user")
 SERVICE = "btrfs-ublk.service"
@@ -99,7 +100,7 @@ class Host:
 
 def _cgroup(stack: ExitStack) -> list[Path]:
     """Make a control group, in each hierarchy that systemd uses."""
-    top = Path("/sys/fs/cgroup")
+    top = Path(CGROUPS)
     names = ["systemd", "unified", "pids", "memory"]
     tops = [top / name for name in names if (top / name).is_dir()] or [top]
     made = []
@@ -137,7 +138,20 @@ def host(tmp_path: Path) -> Iterator[Host]:
         for group; do echo $$ > "$group/cgroup.procs"; done
         exec unshare --pid --fork --kill-child --mount --propagation=slave \\
             --mount-proc --ipc --uts --cgroup sh -euc 'mount -t tmpfs none /run
-                mkdir -p /run/systemd/system
+                mkdir -p /run/systemd/system /run/cgroup
+                if ! [ -e {CGROUPS}/cgroup.controllers ]; then  # version 1
+                    # systemd makes that tmpfs read-only, for all who have it.
+                    mount -t tmpfs none /run/cgroup
+                    for each in {CGROUPS}/*; do
+                        if [ -L $each ]; then
+                            cp -P $each /run/cgroup
+                        else
+                            mkdir /run/cgroup/${{each##*/}}
+                            mount --bind $each /run/cgroup/${{each##*/}}
+                        fi
+                    done
+                    mount --move /run/cgroup {CGROUPS}
+                fi
                 exec env -i container=test SYSTEMD_UNIT_PATH={units} {SYSTEMD} \\
                     --system --unit=basic.target --log-target=console --show-status=no'
         """
