@@ -18,7 +18,7 @@
 #include "lazy/store/internal.h"
 
 /* A worker that is woken for one page of a small source brings its neighbours too. */
-enum { PAGES_AT_ONCE = 8 };
+enum { PAGES_AT_ONCE = 32 };
 
 static const char root_header[] = "btrfs-ublk units 1\n";
 
@@ -285,7 +285,7 @@ void store_load_digests(struct store *store, const struct source *source, uint64
 
 	store_digest(store, source, unit, unused);
 	/* NB: those of a large source would take each other's place before they are of use. */
-	if (pages > 2 * DIGEST_PAGES_KEPT)
+	if (pages > DIGEST_PAGES_KEPT)
 		return;
 	for (uint64_t page = first; page < last; page++) {
 		unit = page * DIGESTS_PER_PAGE;

@@ -17,7 +17,9 @@ enum {
 	STORE_APPLICATION_ID = 0x62756d70,
 	/* as many as fit a page of SQLite's, so that a lookup reads one page */
 	DIGESTS_PER_PAGE = 126,
-	DIGEST_PAGES_KEPT = 512, /* in memory: 2 MiB, for 64512 units */
+	/* In memory: 8 MiB, for 258,048 units. A page may be at so many places. */
+	DIGEST_PAGES_KEPT = 2048,
+	DIGEST_PAGE_PLACES = 8,
 	DIGEST_PAGE_BITS = 32,
 	NAME_BYTES = 32,
 	STORE_SLICE_BYTES = 1 << 20, /* so that a slow disk is not long about it; see slices.c */
@@ -54,6 +56,7 @@ struct slices {
 /* A page in memory. No source has number 0. */
 struct digest_page {
 	uint64_t source, number;
+	uint64_t used; /* by store->page_uses */
 	unsigned count;
 	uint8_t *digests;
 };
@@ -84,6 +87,7 @@ struct store {
 	struct pin_queue pins;
 
 	pthread_mutex_t pages_lock; /* held for at most the copy of one page */
+	uint64_t page_uses;
 	struct digest_page pages[DIGEST_PAGES_KEPT];
 };
 
