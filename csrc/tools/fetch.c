@@ -36,7 +36,14 @@
 #include "lazy/transfer.h"
 
 /* As many as the server reads logins at a time. */
-enum { WORKERS = 8, BODY_MAX_BYTES = 8 << 20 };
+enum {
+	WORKERS = 8,
+	BODY_MAX_BYTES = 8 << 20,
+	/* The server is told at once of so many bytes, or that all are there; of less, soon. */
+	TELL_BYTES = 32 << 10,
+	TELL_MS = 2,
+	TELL_PROGRESS_MS = 100, /* the same of something that has no bytes */
+};
 
 /* A mirror of the server's, or a cache in front of one. */
 struct known {
@@ -84,6 +91,8 @@ static struct known **known;
 static unsigned known_count;
 static uv_poll_t stream;
 static bool waits_to_send;
+static uv_timer_t tell_timer;
+static bool tells_all; /* it has expired */
 static struct link answered_questions;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* for requests */
@@ -276,18 +285,41 @@ static void answer_questions(void)
 	}
 }
 
-/* Says what has arrived since the last wait, and sends all that there is to say. */
+static void on_tell_timer(uv_timer_t *timer)
+{
+	tells_all = true;
+}
+
+/* How soon the server is to be told of what has arrived. */
+static unsigned tell_in_ms(const struct task *task)
+{
+	if (tells_all || task->arrived - task->told >= TELL_BYTES)
+		return 0;
+	return task->arrived == task->told ? TELL_PROGRESS_MS : TELL_MS;
+}
+
+/*
+ * Says what has arrived, if that is much, and sends all that there is to say. Each message wakes the
+ * server, where mostly the end follows at once.
+ */
 static void flush(void)
 {
+	unsigned least_ms = UINT_MAX;
 	int err;
 
 	answer_questions();
 	for (unsigned i = 0; i < highest_task; i++) {
 		struct task *task = &tasks[i];
+		unsigned in_ms;
 
 		if (!task->active ||
 		    (task->told == task->arrived && task->progress_told == task->run.progress))
 			continue;
+		in_ms = tell_in_ms(task);
+		if (in_ms) {
+			least_ms = in_ms < least_ms ? in_ms : least_ms;
+			continue;
+		}
 		if (task->arrived)
 			tell_names(task);
 		task->told = task->arrived;
@@ -295,6 +327,10 @@ static void flush(void)
 		channel_add(&channel, CHANNEL_ARRIVED, i, &task->arrived, sizeof(task->arrived),
 			    NULL);
 	}
+	tells_all = false;
+	if (least_ms < UINT_MAX && (!uv_is_active((uv_handle_t *)&tell_timer) ||
+				    uv_timer_get_due_in(&tell_timer) > least_ms))
+		uv_timer_start(&tell_timer, on_tell_timer, least_ms, 0);
 	err = channel_flush(&channel);
 	if (err && err != -EAGAIN)
 		leave();
@@ -635,6 +671,8 @@ static int init_loop(void)
 		err = uv_poll_init(&loop, &stream, CHANNEL_FD);
 	if (!err)
 		err = uv_poll_start(&stream, UV_READABLE, on_stream);
+	if (!err)
+		err = uv_timer_init(&loop, &tell_timer);
 	if (!err)
 		err = uv_async_init(&loop, &requests_wake, on_requests);
 	if (!err)

@@ -19,6 +19,8 @@
 enum {
 	LOGINS_MAX = 8, /* that are read at a time */
 	PARTS = 8,
+	/* What is copied is hashed while it is still in the CPU's cache. */
+	DRAIN_BYTES = 64 << 10,
 	TOKEN_LIFE_MAX_S = 86400,
 };
 
@@ -205,6 +207,8 @@ static void drain(struct slot *slot)
 			return; /* resume() follows */
 		if (most > CHANNEL_WINDOW_BYTES - at)
 			most = CHANNEL_WINDOW_BYTES - at;
+		if (most > DRAIN_BYTES)
+			most = DRAIN_BYTES;
 		for (int i = 0; i < count && copied < most; i++) {
 			size_t bytes = most - copied;
 
