@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -59,9 +60,24 @@ class Opened:
         """Return the CPU time of these processes and their children until now."""
         found = [psutil.Process(pid) for pid in self.pids]
         ended = [each.cpu_times() for each in found]
-        times = [y.cpu_times() for x in found for y in x.children(recursive=True)]
+        times = [each.cpu_times() for each in self._processes()[len(found) :]]
         waited_s = sum(each.children_user + each.children_system for each in ended)
         return float(waited_s + sum(x.user + x.system for x in (*ended, *times)))
+
+    def waits(self) -> int:
+        """Return how often their threads have gone to sleep until now."""
+        count = 0
+        for process in self._processes():
+            for path in Path(f"/proc/{process.pid}/task").glob("*/status"):
+                found = re.search(
+                    r"^voluntary.*\s(\d+)$", path.read_text(), re.MULTILINE
+                )
+                count += int(found[1]) if found else 0
+        return count
+
+    def _processes(self) -> list[psutil.Process]:
+        found = [psutil.Process(pid) for pid in self.pids]
+        return found + [y for x in found for y in x.children(recursive=True)]
 
 
 @dataclass(frozen=True)

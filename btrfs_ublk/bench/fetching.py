@@ -95,11 +95,11 @@ def _one_by_one(opened: Open, unit_bytes: int, warm: bool, place: Bed) -> Result
     """Read where nothing was read before; if ``warm``, once more."""
     offsets = _first_reads(place.size_bytes, unit_bytes, time.monotonic_ns())
     with opened(place) as device:
-        result = _read_at(place, device.path, offsets)
+        before, result = device.waits(), _read_at(place, device.path, offsets)
         if warm:
             _drop_caches()
-            result = _read_at(place, device.path, offsets)
-    return result
+            before, result = device.waits(), _read_at(place, device.path, offsets)
+        return result | {"waits": (device.waits() - before) / len(offsets)}
 
 
 def _bare(unit_bytes: int, place: Bed) -> Result:
@@ -239,9 +239,14 @@ def tables(document: Document) -> list[Table]:
     def mib_per_s(turns: Sequence[Result]) -> float:
         return float(size_bytes / MIB / median(x["seconds"] for x in turns))
 
+    def waits(turns: Sequence[Result]) -> str:
+        found = [x["waits"] for x in turns if "waits" in x]
+        return f"{median(found):.1f}" if found else ""
+
     columns = {
         "p50_us": Column("p50, us", "p50_us", 1),
         "iops": Column("reads/s", "iops"),
+        "waits": Column("waits", waits),
         "mib_per_s": Column("MiB/s", mib_per_s),
         "seconds": Column("s", "seconds", 2),
         "cpu_s": Column("CPU, s", "cpu_s", 2),
