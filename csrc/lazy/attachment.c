@@ -5,12 +5,19 @@
 
 #include "lazy/fetcher_ops.h"
 
-void *attachment_of(struct fetcher *fetcher, const struct attachment_kind *kind)
+void *attachment_if_open(const struct fetcher *fetcher, const struct attachment_kind *kind)
 {
 	struct attachment *attachment = fetcher->attachments;
 
 	while (attachment && attachment->kind != kind)
 		attachment = attachment->next;
+	return attachment;
+}
+
+void *attachment_of(struct fetcher *fetcher, const struct attachment_kind *kind)
+{
+	struct attachment *attachment = attachment_if_open(fetcher, kind);
+
 	if (attachment)
 		return attachment;
 	attachment = calloc(1, kind->bytes);

@@ -25,4 +25,6 @@ struct attachment_kind {
 
 /* What the fetcher has of this kind; made if there is none yet. Returns NULL without memory. */
 void *attachment_of(struct fetcher *fetcher, const struct attachment_kind *kind);
+/* The same, or NULL where there is none yet. */
+void *attachment_if_open(const struct fetcher *fetcher, const struct attachment_kind *kind);
 void attachments_close(struct fetcher *fetcher);

@@ -17,10 +17,13 @@
 enum {
 	LOOK_UP_MS = 200, /* how long a unit waits for a look-up */
 	RETRY_S = 10,	  /* after a content could not be opened */
-	/* one that is being put in, and the next one, so that the worker need not wait */
-	STORING_MAX = 2,
-	PUT_PLACE = 1, /* of jobs that put units in: one at a time */
-	FLUSH_S = 4,   /* how long a fetcher that ends goes on putting units in */
+	/*
+	 * Units are put in together, so that a reader who waits for one unit after the other shares the
+	 * CPUs with that once for many: when there are so many bytes, or after a while.
+	 */
+	PUT_BYTES = 1 << 20,
+	PUT_MS = 20,
+	FLUSH_S = 4, /* how long a fetcher that ends goes on putting units in */
 };
 
 /* It has memory of its own, because the unit may go on without it. */
@@ -177,13 +180,23 @@ void unit_look_up(struct unit *unit)
 	core_cache_submit(core, &look_up->job);
 }
 
-static void put(struct pool_job *job)
+static int put(struct unit *unit)
 {
-	struct unit *unit = container_of(job, struct unit, job);
 	struct cache_object *object;
 	int err = cache_object_open(unit->core->cache, unit->source, &object);
 
-	unit->check.err = err ?: cache_put(object, unit->number, unit->data, unit->length);
+	return err ?: cache_put(object, unit->number, unit->data, unit->length);
+}
+
+static void put_all(struct pool_job *job)
+{
+	const struct core *core = container_of(job, struct core, put_job);
+
+	for (struct link *link = core->storing.next; link != &core->storing; link = link->next) {
+		struct unit *unit = container_of(link, struct unit, in_queue);
+
+		unit->check.err = put(unit);
+	}
 }
 
 /* Takes it out of the queue of units that are to be put in. */
@@ -193,15 +206,13 @@ static void leave(struct unit *unit)
 	relaxed_add(&unit->core->counts.unstored_bytes, -(uint64_t)unit->length);
 }
 
-static void put_some(struct core *core);
+static void put_soon(struct core *core);
 
-static void has_been_put(struct pool_job *job)
+static void has_been_put(struct unit *unit)
 {
-	struct unit *unit = container_of(job, struct unit, job);
 	struct core *core = unit->core;
 
 	leave(unit);
-	core->storing--;
 	core->storing_bytes -= unit->length;
 	if (!unit->check.err) {
 		disk_note(core, DISK_OF_CACHE, 0);
@@ -213,7 +224,16 @@ static void has_been_put(struct pool_job *job)
 		unit->holds--;
 		unit_keep(unit);
 	}
-	put_some(core);
+}
+
+static void have_been_put(struct pool_job *job)
+{
+	struct core *core = container_of(job, struct core, put_job);
+	struct link *link;
+
+	while ((link = list_first(&core->storing)))
+		has_been_put(container_of(link, struct unit, in_queue));
+	put_soon(core);
 }
 
 static void drop(struct unit *unit)
@@ -224,33 +244,57 @@ static void drop(struct unit *unit)
 	unit_forget(unit);
 }
 
-/* Has workers put queued units in the cache, as many as may be at a time. */
-static void put_some(struct core *core)
+/* Moves units from the queue to those that the worker puts in. */
+static void take_for_putting(struct core *core)
 {
 	struct link *link;
 
-	while (core->storing < STORING_MAX && (link = list_first(&core->unstored))) {
+	while (core->storing_bytes < PUT_BYTES && (link = list_first(&core->unstored))) {
 		struct unit *unit = container_of(link, struct unit, in_queue);
 
 		if (core->ending && clock_now_ns() > core->flush_until_ns) {
 			drop(unit);
-			continue;
-		}
-		if (!may_open(unit->source)) {
+		} else if (!may_open(unit->source)) {
 			leave(unit);
 			unit->holds--;
 			unit_keep(unit);
-			continue;
+		} else {
+			list_remove(link);
+			list_append(&core->storing, link);
+			core->storing_bytes += unit->length;
+			unit->check = (struct unit_check){};
 		}
-		list_remove(link);
-		core->storing++;
-		core->storing_bytes += unit->length;
-		unit->check = (struct unit_check){};
-		unit->job.work = put;
-		unit->job.done = has_been_put;
-		unit->job.place = PUT_PLACE;
-		core_cache_submit(core, &unit->job);
 	}
+}
+
+/* Has the worker put queued units in the cache, if it has none. */
+static void put_some(struct core *core)
+{
+	if (!list_is_empty(&core->storing))
+		return;
+	timer_clear(&core->put_timer);
+	core->put_now = false;
+	take_for_putting(core);
+	if (list_is_empty(&core->storing))
+		return;
+	core->put_job.work = put_all;
+	core->put_job.done = have_been_put;
+	core_put_submit(core, &core->put_job);
+}
+
+static void put_is_due(struct timer *timer)
+{
+	put_some(container_of(timer, struct core, put_timer));
+}
+
+static void put_soon(struct core *core)
+{
+	core->put_timer.expire = put_is_due;
+	if (core->put_now || core->ending ||
+	    core->counts.unstored_bytes - core->storing_bytes >= PUT_BYTES)
+		put_some(core);
+	else if (!list_is_empty(&core->unstored) && !timer_is_set(&core->put_timer))
+		timer_set(&core->timers, &core->put_timer, clock_now_ns() + PUT_MS * NS_PER_MS);
 }
 
 /* Queues the unit for the cache. Returns false when there is no cache for it. */
@@ -263,7 +307,9 @@ static bool store(struct unit *unit)
 	unit->holds++;
 	relaxed_add(&core->counts.unstored_bytes, unit->length);
 	list_append(&core->unstored, &unit->in_queue);
-	put_some(core);
+	/* Somebody waits until it is there. */
+	core->put_now |= !list_is_empty(&unit->subscriptions);
+	put_soon(core);
 	return true;
 }
 
@@ -333,4 +379,5 @@ bool unit_make_room(struct unit *unit)
 void units_flush(struct core *core)
 {
 	core->flush_until_ns = clock_now_ns() + FLUSH_S * NS_PER_S;
+	put_some(core);
 }

@@ -529,6 +529,7 @@ int coded_wrap(struct source *source, struct store *store, const struct coded_re
 
 		kinds[i].ops = *mirror->ops;
 		kinds[i].ops.start = coded_start;
+		kinds[i].ops.ready = NULL;
 		kinds[i].ops.cancel = mirror->ops->cancel ? coded_cancel : NULL;
 		kinds[i].ops.resume = coded_resume;
 		kinds[i].inner = mirror->ops;

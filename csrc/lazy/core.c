@@ -52,6 +52,12 @@ void core_cache_submit(struct core *core, struct pool_job *job)
 	worker_pool_submit(&core->cache_workers, job);
 }
 
+void core_put_submit(struct core *core, struct pool_job *job)
+{
+	job->ended.take = job_ended;
+	worker_pool_submit(&core->putters, job);
+}
+
 uint64_t core_slots(const struct core *core, const struct source *source)
 {
 	uint64_t most = core->options.max_buffer_bytes / source->unit_bytes;

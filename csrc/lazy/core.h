@@ -180,6 +180,7 @@ struct missed {
 struct core {
 	struct core_options options;
 	struct fetcher *fetcher; /* only handed on to mirrors */
+	bool visited;		 /* see fetcher_ops.h */
 	struct store *store;	 /* NULL: nothing is pinned */
 	struct cache *cache;	 /* NULL: without one */
 	EVP_MD *sha256;
@@ -189,6 +190,7 @@ struct core {
 	int wake_fd;		       /* eventfd */
 	struct worker_pool workers;
 	struct worker_pool cache_workers; /* they may hang with the cache's disk, or its lock */
+	struct worker_pool putters;	  /* the same: one that puts units in; others come first */
 
 	/* What the step does with news of units and runs. */
 	void (*take_unit)(struct core *core, struct completion *news);
@@ -202,14 +204,18 @@ struct core {
 	struct host no_host;	      /* of mirrors that have no host, and units without a mirror */
 	struct link buckets[UNIT_BUCKETS];
 	unsigned units;
-	unsigned busy;	      /* units with something in progress */
-	unsigned prefetching; /* how many of them no reader has asked for */
-	uint64_t asked_bytes; /* of units that are ASKED */
-	struct link paused;   /* runs that wait for memory */
-	struct link kept;     /* right, not in the cache; in memory until that is needed */
-	struct link unstored; /* right, and to be put in the cache: the oldest first */
-	unsigned storing;
+	unsigned busy;	       /* units with something in progress */
+	unsigned prefetching;  /* how many of them no reader has asked for */
+	uint64_t asked_bytes;  /* of units that are ASKED */
+	struct link paused;    /* runs that wait for memory */
+	struct link unstarted; /* runs that only the fetcher's own thread may start */
+	struct link kept;      /* right, not in the cache; in memory until that is needed */
+	struct link unstored;  /* right, and to be put in the cache: the oldest first */
+	struct link storing;   /* those that a worker is putting in */
 	uint64_t storing_bytes;
+	struct pool_job put_job;
+	struct timer put_timer; /* when `unstored` are put in, if they remain few */
+	bool put_now;
 	unsigned look_ups;	 /* jobs; some are of units that have gone on without */
 	bool cache_is_late;	 /* units do not wait for it, until a look-up has ended */
 	bool abandoned;		 /* atomic: reads fail */
@@ -231,9 +237,10 @@ void completion_put(struct core *core, struct completion *completion);
 void core_send(struct core *core, struct completion *completion);
 /* Moves what was sent into the queue. */
 void core_receive(struct core *core);
-/* Submits a job to the core's own workers, or to those of the cache. */
+/* Submits a job to the core's own workers, to those of the cache, or to the one that puts in. */
 void core_submit(struct core *core, struct pool_job *job);
 void core_cache_submit(struct core *core, struct pool_job *job);
+void core_put_submit(struct core *core, struct pool_job *job);
 /* How many fetches a host may have for such units, if it does not fail. */
 uint64_t core_slots(const struct core *core, const struct source *source);
 
@@ -378,3 +385,8 @@ void core_deinit(struct core *core);
 void core_stop(struct core *core);
 /* Does a bounded part of the queued work. Returns whether work is left. */
 bool core_step(struct core *core);
+/*
+ * The same for a reader's thread, which takes what it has put, and begins what may begin. Returns
+ * whether the fetcher's own thread has to go on.
+ */
+bool core_visit(struct core *core);

@@ -3,6 +3,7 @@
 #include "lazy/fetcher.h"
 
 #include <errno.h>
+#include <malloc.h>
 #include <openssl/evp.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -41,7 +42,15 @@ enum {
 	/* these threads mostly wait: for disks, and for servers of network file systems */
 	MIRROR_WORKERS = 8,
 	MIRROR_WORKERS_SPARE = 2, /* left for credentials, whatever hangs */
-	CACHE_WORKERS = 3,	  /* one of them puts units in */
+	CACHE_WORKERS = 2,
+	/* NB: not the idle class, as others wait for its locks. */
+	PUTTER_NICE = 10,
+	/*
+	 * Memory of units is had again and again: the heap keeps so much of it, and gives it back after a
+	 * while at rest. Else each unit would cost the faults of its pages.
+	 */
+	HEAP_KEEPS_BYTES = 16 << 20,
+	REST_MS = 3000,
 };
 
 struct server_fetcher {
@@ -56,8 +65,12 @@ struct server_fetcher {
 	uv_check_t after_wait;
 	uv_prepare_t before_wait;
 	uv_idle_t has_more; /* something is left, so the loop does not wait */
+	struct timer rest;  /* when memory is given back */
 	bool edges;	    /* each write to the eventfd wakes the loop, which need not read it */
 	pthread_t thread;
+	/* Of whoever has the core and the loop: the fetcher's thread but while it waits, or a reader. */
+	pthread_mutex_t lock;
+	bool inside; /* the fetcher's thread has it */
 	/* for mirrors; they may hang with a file system that does not answer */
 	struct worker_pool mirror_workers;
 	struct worker_pool spawners; /* one thread, or none */
@@ -75,6 +88,22 @@ struct read_ahead_message {
 static struct server_fetcher *server_of(struct fetcher *fetcher)
 {
 	return container_of(fetcher, struct server_fetcher, fetcher);
+}
+
+/* See fetcher_ops.h: what the loop calls comes here first after each wait. */
+static void enter(struct fetcher *fetcher)
+{
+	struct server_fetcher *server = server_of(fetcher);
+
+	if (!server->inside)
+		pthread_mutex_lock(&server->lock);
+	server->inside = true;
+}
+
+static void leave(struct server_fetcher *fetcher)
+{
+	fetcher->inside = false;
+	pthread_mutex_unlock(&fetcher->lock);
 }
 
 static void close_handles(struct server_fetcher *fetcher)
@@ -102,8 +131,19 @@ static void do_nothing(uv_idle_t *has_more)
 {
 }
 
+static void on_rest(struct timer *timer)
+{
+	struct server_fetcher *fetcher = container_of(timer, struct server_fetcher, rest);
+
+	if (!fetcher->core.busy)
+		malloc_trim(0);
+}
+
 static void step(struct server_fetcher *fetcher)
 {
+	if (fetcher->core.busy && !timer_is_set(&fetcher->rest))
+		timer_set(&fetcher->core.timers, &fetcher->rest,
+			  clock_now_ns() + REST_MS * NS_PER_MS);
 	if (core_step(&fetcher->core))
 		uv_idle_start(&fetcher->has_more, do_nothing);
 	else
@@ -113,17 +153,22 @@ static void step(struct server_fetcher *fetcher)
 /* Takes what sockets and messages have put. */
 static void on_waited(uv_check_t *after_wait)
 {
-	step(after_wait->data);
+	struct server_fetcher *fetcher = after_wait->data;
+
+	enter(&fetcher->fetcher);
+	step(fetcher);
 }
 
-/* Takes what timers have put. */
+/* Takes what timers have put. It began first, so of all that is called before a wait, it is last. */
 static void on_wait(uv_prepare_t *before_wait)
 {
 	struct server_fetcher *fetcher = before_wait->data;
 
+	enter(&fetcher->fetcher);
 	step(fetcher);
 	if (fetcher->core.ending && !uv_is_closing((uv_handle_t *)before_wait))
 		try_to_end(fetcher);
+	leave(fetcher);
 }
 
 /*
@@ -146,6 +191,7 @@ static void on_wake(uv_poll_t *wake, int status, int events)
 	struct core *core = &fetcher->core;
 	bool stopping;
 
+	enter(&fetcher->fetcher);
 	/* First, so that later messages wake the loop again. */
 	if (!fetcher->edges)
 		settle_wake(fetcher);
@@ -169,6 +215,8 @@ static void *fetcher_main(void *argument)
 
 	lazy_thread_init("fetcher", CONFINE_FETCH);
 	uv_run(&fetcher->loop, UV_RUN_DEFAULT);
+	if (fetcher->inside)
+		leave(fetcher);
 	return NULL;
 }
 
@@ -180,6 +228,11 @@ static void own_finished(struct worker_pool *pool, struct pool_job *job)
 static void cache_finished(struct worker_pool *pool, struct pool_job *job)
 {
 	core_send(container_of(pool, struct core, cache_workers), &job->ended);
+}
+
+static void put_finished(struct worker_pool *pool, struct pool_job *job)
+{
+	core_send(container_of(pool, struct core, putters), &job->ended);
 }
 
 static void mirror_finished(struct worker_pool *pool, struct pool_job *job)
@@ -233,6 +286,7 @@ static int init_loop(struct server_fetcher *fetcher)
 
 	if (err)
 		return err;
+	fetcher->loop.data = &fetcher->fetcher;
 	fetcher->core.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (fetcher->core.wake_fd < 0)
 		return -errno;
@@ -296,7 +350,10 @@ static int start_threads(struct server_fetcher *fetcher, bool spawns)
 	core->cache_workers.finished = cache_finished;
 	core->cache_workers.name = "cache-worker";
 	core->cache_workers.role = CONFINE_FETCH;
-	core->cache_workers.max_per_place = 1;
+	core->putters.finished = put_finished;
+	core->putters.name = "cache-putter";
+	core->putters.role = CONFINE_FETCH;
+	core->putters.nice = PUTTER_NICE;
 	if (!err)
 		err = worker_pool_start(&core->workers, fetcher->worker_count + WORKERS_SPARE);
 	if (!err)
@@ -305,6 +362,8 @@ static int start_threads(struct server_fetcher *fetcher, bool spawns)
 		err = worker_pool_start(&fetcher->spawners, 1);
 	if (!err && core->cache)
 		err = worker_pool_start(&core->cache_workers, CACHE_WORKERS);
+	if (!err && core->cache)
+		err = worker_pool_start(&core->putters, 1);
 	if (!err)
 		err = -pthread_create(&fetcher->thread, NULL, fetcher_main, fetcher);
 	return err;
@@ -318,6 +377,7 @@ static void free_all(struct server_fetcher *fetcher)
 	worker_pool_stop(&fetcher->mirror_workers);
 	worker_pool_stop(&fetcher->spawners);
 	worker_pool_stop(&core->cache_workers);
+	worker_pool_stop(&core->putters);
 	core_receive(core); /* the workers' last messages */
 	while (core_step(core))
 		;
@@ -329,6 +389,7 @@ static void free_all(struct server_fetcher *fetcher)
 	complete_deinit(&fetcher->complete);
 	EVP_MD_CTX_free(core->hash);
 	EVP_MD_free(core->sha256);
+	pthread_mutex_destroy(&fetcher->lock);
 	free(fetcher);
 }
 
@@ -355,9 +416,41 @@ int fetcher_stop(struct fetcher *fetcher)
 	return 0;
 }
 
+/* Whether the fetcher's thread has nothing to do first. */
+static bool is_quiet(const struct core *core)
+{
+	return !core->ending && list_is_empty(&core->completions) &&
+	       list_is_empty(&core->unstarted) && !relaxed_load(&core->messages.newest);
+}
+
+/* Returns false where the fetcher's thread has to begin the read. */
+static bool begin_here(struct server_fetcher *server, struct lazy_read *read)
+{
+	struct fetcher *fetcher = &server->fetcher;
+	struct core *core = &server->core;
+	bool begins, wakes = false;
+
+	if (pthread_mutex_trylock(&server->lock))
+		return false;
+	begins = is_quiet(core);
+	if (begins) {
+		fetcher->visited = core->visited = true;
+		read_begin(core, read);
+		wakes = core_visit(core) || fetcher->wanted;
+		fetcher->visited = core->visited = fetcher->wanted = false;
+	}
+	pthread_mutex_unlock(&server->lock);
+	if (wakes)
+		eventfd_write(core->wake_fd, 1);
+	return begins;
+}
+
 void fetcher_read(struct fetcher *fetcher, struct lazy_read *read)
 {
-	read_send(&server_of(fetcher)->core, read);
+	struct server_fetcher *server = server_of(fetcher);
+
+	if (!begin_here(server, read))
+		read_send(&server->core, read);
 }
 
 static void read_ahead(struct core *core, struct completion *completion)
@@ -455,6 +548,7 @@ static const struct fetcher_ops ops = {
 	.cancel = cancel,
 	.spawn = spawn,
 	.inquire = inquire,
+	.enter = enter,
 };
 
 int fetcher_start(const struct fetcher_options *options, struct store *store, struct cache *cache,
@@ -467,6 +561,10 @@ int fetcher_start(const struct fetcher_options *options, struct store *store, st
 	if (!made)
 		return -ENOMEM;
 	core = &made->core;
+	pthread_mutex_init(&made->lock, NULL);
+	mallopt(M_TRIM_THRESHOLD, HEAP_KEEPS_BYTES);
+	mallopt(M_MMAP_THRESHOLD, HEAP_KEEPS_BYTES);
+	made->rest.expire = on_rest;
 	made->fetcher.ops = &ops;
 	made->fetcher.loop = &made->loop;
 	core->fetcher = &made->fetcher;

@@ -34,6 +34,11 @@ struct fetcher_ops {
 	 * fetcher's; not while it is stopped. inquiry->done is the fetcher's own. NULL: nobody asks.
 	 */
 	void (*inquire)(struct fetcher *fetcher, struct inquiry *inquiry);
+	/*
+	 * Takes what belongs to the fetcher's thread, which it leaves before each wait. What the loop
+	 * calls for a descriptor calls fetcher_enter() first. NULL: no other thread ever has it.
+	 */
+	void (*enter)(struct fetcher *fetcher);
 };
 
 /* Of fetch processes. See base/relaxed.h. */
@@ -47,10 +52,22 @@ struct process_counts {
 struct fetcher {
 	/* Set by the maker, zeroed otherwise. */
 	const struct fetcher_ops *ops;
-	struct uv_loop_s *loop; /* that transfers run on */
+	struct uv_loop_s *loop; /* that transfers run on; its `data` are the fetcher, or NULL */
+
+	/*
+	 * A reader's thread has what belongs to the fetcher's. It leaves the loop's handles alone, and
+	 * sets `wanted` where the fetcher's thread has to go on. Both are 0 otherwise.
+	 */
+	bool visited, wanted;
 
 	bool ending;			/* nothing is begun that no run or inquiry waits for */
 	unsigned logins;		/* that are being made: what they need must stay */
 	struct attachment *attachments; /* see attachment.h */
 	struct process_counts processes;
 };
+
+static inline void fetcher_enter(struct fetcher *fetcher)
+{
+	if (fetcher->ops->enter)
+		fetcher->ops->enter(fetcher);
+}

@@ -146,10 +146,8 @@ static int wait_for_units(struct lazy_read *read)
 	return read->units ? 0 : -ENOMEM;
 }
 
-static void begin_read(struct core *core, struct completion *completion)
+void read_begin(struct core *core, struct lazy_read *read)
 {
-	struct lazy_read *read = container_of(completion, struct lazy_read, sent);
-
 	read->core = core;
 	read->began_ns = clock_now_ns();
 	read->units = &read->only;
@@ -165,9 +163,14 @@ static void begin_read(struct core *core, struct completion *completion)
 		timer_set(&core->timers, &read->deadline, read->deadline_ns);
 }
 
+static void take_read(struct core *core, struct completion *completion)
+{
+	read_begin(core, container_of(completion, struct lazy_read, sent));
+}
+
 void read_send(struct core *core, struct lazy_read *read)
 {
-	read->sent.take = begin_read;
+	read->sent.take = take_read;
 	core_send(core, &read->sent);
 }
 

@@ -230,8 +230,13 @@ void run_joined(struct unit *unit, uint64_t deadline_ns)
 
 void run_cancel(struct run *run)
 {
-	if (!run->is_over && run->mirror->ops->cancel)
+	if (link_is_in_list(&run->unstarted)) {
+		list_remove(&run->unstarted);
+		run->uncharged = true;
+		run_failed(run, FETCH_TRANSIENT, error_set(&run->error, -ECANCELED, "not begun"));
+	} else if (!run->is_over && run->mirror->ops->cancel) {
 		run->mirror->ops->cancel(run);
+	}
 }
 
 void run_is_demanded(struct unit *unit)
@@ -730,5 +735,8 @@ void run_begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns)
 	watch(run, now_ns);
 	run->deadline_ns = run->count > 1 ? now_ns + RUN_MAX_S * NS_PER_S : run->until_ns;
 	unit_expect(arriving(run));
-	mirror->ops->start(run);
+	if (core->visited && !(mirror->ops->ready && mirror->ops->ready(run)))
+		list_append(&core->unstarted, &run->unstarted);
+	else
+		mirror->ops->start(run);
 }

@@ -126,8 +126,9 @@ struct run {
 	uint64_t arrived_bytes;
 	struct timer timer; /* what is checked then: silence, or a deadline */
 	unsigned progress_seen;
-	uint64_t watched_ns; /* since when its silence has been measured */
-	struct link paused;  /* in core->paused: it waits for memory */
+	uint64_t watched_ns;   /* since when its silence has been measured */
+	struct link paused;    /* in core->paused: it waits for memory */
+	struct link unstarted; /* in core->unstarted: the kind does not have it yet */
 	struct completion news;
 };
 

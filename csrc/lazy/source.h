@@ -159,6 +159,11 @@ struct mirror_ops {
 	 */
 	void (*start)(struct run *run);
 	/*
+	 * Whether start() may be called for that run on a reader's thread, which leaves the loop alone
+	 * and sees no files. NULL: it may not.
+	 */
+	bool (*ready)(const struct run *run);
+	/*
 	 * Gives up early. sink->over() is still called, with -ECANCELED. NULL: a run goes on to its
 	 * end.
 	 */

@@ -69,7 +69,9 @@ void core_init(struct core *core)
 		list_init(&core->buckets[i]);
 	list_init(&core->kept);
 	list_init(&core->unstored);
+	list_init(&core->storing);
 	list_init(&core->paused);
+	list_init(&core->unstarted);
 	list_init(&core->reads);
 	host_init(&core->lookup_queue);
 	host_init(&core->no_host);
@@ -172,9 +174,23 @@ static bool start_runs(struct core *core, enum urgency urgency)
 	return true;
 }
 
+/* What readers' threads have begun, but could not hand to their kinds. */
+static void start_begun(struct core *core)
+{
+	struct link *link;
+
+	while ((link = list_first(&core->unstarted))) {
+		struct run *run = container_of(link, struct run, unstarted);
+
+		list_remove(link);
+		run->mirror->ops->start(run);
+	}
+}
+
 bool core_step(struct core *core)
 {
 	for (unsigned round = 0; round < ROUNDS_MAX; round++) {
+		start_begun(core);
 		take_some(core);
 		free_unused(core);
 		runs_resume(core);
@@ -184,6 +200,14 @@ bool core_step(struct core *core)
 			return false;
 	}
 	return true;
+}
+
+bool core_visit(struct core *core)
+{
+	take_some(core);
+	start_runs(core, URGENCY_DEMAND);
+	free_unused(core);
+	return !list_is_empty(&core->completions) || !list_is_empty(&core->unstarted);
 }
 
 void core_stop(struct core *core)

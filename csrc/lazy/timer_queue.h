@@ -8,8 +8,8 @@
 #include "base/clock.h"
 #include "base/list.h"
 
+struct timer_handles;
 struct uv_loop_s;
-struct uv_timer_s;
 
 struct timer {
 	struct link link; /* in the queue, by time */
@@ -18,13 +18,14 @@ struct timer {
 };
 
 struct timer_queue {
-	struct uv_timer_s *uv_timer;
-	struct link timers; /* the next one first */
+	struct timer_handles *handles; /* of libuv */
+	struct link timers;	       /* the next one first */
+	uint64_t armed_ns;	       /* when the loop looks at them; UINT64_MAX: not at all */
 };
 
 /* Returns 0 or a negative errno. */
 int timer_queue_init(struct timer_queue *queue, struct uv_loop_s *loop);
-/* Run the loop once more afterwards, so that libuv closes its timer. */
+/* Run the loop once more afterwards, so that libuv closes its handles. */
 void timer_queue_deinit(struct timer_queue *queue);
 
 /*

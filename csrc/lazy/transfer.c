@@ -35,7 +35,7 @@ struct transfers {
 	struct attachment attachment;
 	CURLM *multi;
 	time_t latest; /* on the wall clock */
-	uv_loop_t *loop;
+	struct fetcher *fetcher;
 	uv_timer_t timer;
 };
 
@@ -184,6 +184,7 @@ static void on_ready(uv_poll_t *poll, int status, int events)
 	struct transfers *transfers = watch->transfers;
 	int running, what = 0;
 
+	fetcher_enter(transfers->fetcher);
 	if (status < 0)
 		what |= CURL_CSELECT_ERR;
 	if (events & UV_READABLE)
@@ -226,7 +227,7 @@ static struct watch *start_watching(struct transfers *transfers, curl_socket_t f
 
 	if (!watch)
 		return NULL;
-	if (uv_poll_init_socket(transfers->loop, &watch->poll, fd)) {
+	if (uv_poll_init_socket(transfers->fetcher->loop, &watch->poll, fd)) {
 		free(watch);
 		return NULL;
 	}
@@ -297,9 +298,9 @@ static int open_transfers(struct attachment *attachment, struct fetcher *fetcher
 {
 	struct transfers *transfers = container_of(attachment, struct transfers, attachment);
 
-	transfers->loop = fetcher->loop;
+	transfers->fetcher = fetcher;
 	transfers->multi = curl_multi_init();
-	if (!transfers->multi || uv_timer_init(transfers->loop, &transfers->timer)) {
+	if (!transfers->multi || uv_timer_init(fetcher->loop, &transfers->timer)) {
 		curl_multi_cleanup(transfers->multi);
 		return -ENOMEM;
 	}

@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/message.h"
@@ -109,6 +110,9 @@ static void *worker_main(void *argument)
 	unsigned number = number_of_next(pool);
 	struct pool_job *job;
 
+	/* Of this thread alone; where it is refused, the thread is as others are. */
+	if (pool->nice)
+		setpriority(PRIO_PROCESS, (id_t)gettid(), pool->nice);
 	lazy_thread_init(pool->name, pool->role);
 	while ((job = next_job(pool, number))) {
 		job->work(job);

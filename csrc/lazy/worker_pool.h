@@ -46,6 +46,7 @@ struct worker_pool {
 	 * that have a place. 0: no limit, none.
 	 */
 	unsigned max_per_place, spare;
+	int nice; /* what others have more of the CPUs; see nice(2) */
 
 	/* Internal. */
 	pthread_mutex_t lock;

@@ -4,7 +4,7 @@
  * this program lets runs of at most RUN_UNITS end in any order, also while they begin; of WHOLE in 100 runs,
  * all of the object comes. First, a reader leaves, the
  * this program lets runs of at most RUN_UNITS end in any order, also while they begin. There are
- * random subscriptions, ends of them, completions, failures and steps. Prints what was delivered, failed and ended, how many units
+ * random subscriptions, ends of them, completions, failures, steps, and visits of readers' threads. Prints what was delivered, failed and ended, how many units
  * the longest run had, and how often one went on after it had waited for memory. Fails when data are wrong, or something is left at the end. With a cache, what is right is also put there.
  */
 #include <errno.h>
@@ -173,6 +173,12 @@ static void random_start(struct run *run)
 	keep_running(run);
 }
 
+static bool random_ready(const struct run *run)
+{
+	(void)run;
+	return chance(2);
+}
+
 static void random_cancel(struct run *run)
 {
 	for (unsigned i = 0; i < RUNNING_MAX; i++) {
@@ -197,6 +203,7 @@ static const struct mirror_ops random_ops = {
 	.private_bytes = sizeof(struct random_mirror),
 	.parse = random_parse,
 	.start = random_start,
+	.ready = random_ready,
 	.cancel = random_cancel,
 	.resume = random_resume,
 	.host = random_host,
@@ -319,7 +326,12 @@ static void take_turn(void)
 		end_any_run();
 		break;
 	case 6:
-		core_step(&core);
+		core.visited = chance(2);
+		if (core.visited)
+			core_visit(&core);
+		else
+			core_step(&core);
+		core.visited = false;
 		break;
 	default:
 		run_loop();
@@ -365,12 +377,12 @@ static void job_finished(struct worker_pool *pool, struct pool_job *job)
 
 static void start_workers(void)
 {
-	core.workers = core.cache_workers = (struct worker_pool){ .finished = job_finished,
-								  .name = "worker",
-								  .role = CONFINE_FETCH };
-	core.cache_workers.max_per_place = 1;
+	core.workers = core.cache_workers = core.putters = (struct worker_pool){
+		.finished = job_finished, .name = "worker", .role = CONFINE_FETCH
+	};
 	require(!worker_pool_start(&core.workers, WORKERS) &&
-			!worker_pool_start(&core.cache_workers, WORKERS),
+			!worker_pool_start(&core.cache_workers, WORKERS) &&
+			!worker_pool_start(&core.putters, 1),
 		"no threads");
 }
 
@@ -409,9 +421,9 @@ static void check_counters(void)
 {
 	const struct fetch_counts *counts = &core.counts;
 
-	require(!core.busy && !core.prefetching && !core.asked_bytes && !core.storing &&
-			!core.storing_bytes && !counts->buffer_bytes && !counts->unstored_bytes &&
-			!counts->units_queued,
+	require(!core.busy && !core.prefetching && !core.asked_bytes &&
+			list_is_empty(&core.storing) && !core.storing_bytes &&
+			!counts->buffer_bytes && !counts->unstored_bytes && !counts->units_queued,
 		"something still counts");
 	for (const struct host *host = core.hosts; host; host = host->next)
 		require(!host->in_flight && !host->prefetching, "a host has fetches");
@@ -421,6 +433,7 @@ static void tear_down(void)
 {
 	worker_pool_stop(&core.workers);
 	worker_pool_stop(&core.cache_workers);
+	worker_pool_stop(&core.putters);
 	core_receive(&core);
 	while (core_step(&core))
 		;

@@ -102,11 +102,21 @@ static bool is_stale(const struct http1_connection *connection)
 	return got >= 0 || (errno != EAGAIN && errno != EINTR);
 }
 
+static void on_left(struct timer *timer);
+
 /* Gives a kept connection a request. Returns 0 or -ENOMEM. */
 static int reuse(struct http1_connection *connection, struct carriage *carriage)
 {
+	struct http1 *http1 = connection->host->http1;
+
 	attach(connection, carriage);
-	return is_stale(connection) || send_request(connection) ? replace(connection) : 0;
+	if (!http1->fetcher->visited)
+		return is_stale(connection) || send_request(connection) ? replace(connection) : 0;
+	if (send_request(connection) || connection->unsent) {
+		connection->timer.expire = on_left;
+		timer_set(&http1->timers, &connection->timer, 0);
+	}
+	return 0;
 }
 
 static struct carriage *first_waiting(const struct http1_host *host)
@@ -399,6 +409,7 @@ static void on_ready(uv_poll_t *poll, int status, int events)
 {
 	struct http1_connection *connection = container_of(poll, struct http1_connection, poll);
 
+	fetcher_enter(connection->host->http1->fetcher);
 	/* The server has closed it, or has sent what nobody asked for. */
 	if (!connection->carriage) {
 		http1_close(connection);
@@ -460,7 +471,16 @@ static int keep_unsent(struct http1_connection *connection, const char *text, si
 	memcpy(connection->unsent, text, bytes);
 	connection->unsent_bytes = bytes;
 	connection->unsent_at = 0;
-	return watch(connection);
+	return connection->host->http1->fetcher->visited ? 0 : watch(connection);
+}
+
+/* The loop's thread goes on with what a reader's could not send. */
+static void on_left(struct timer *timer)
+{
+	struct http1_connection *connection = container_of(timer, struct http1_connection, timer);
+
+	if (!connection->unsent || watch(connection))
+		broken(connection, EPIPE);
 }
 
 static int send_request(struct http1_connection *connection)
@@ -637,6 +657,27 @@ static int http1_start(struct carriage *carriage, struct fetcher *fetcher)
 	if (err)
 		detach(carriage);
 	return err;
+}
+
+bool carrier_http1_can_send(const struct carriage *carriage, const struct fetcher *fetcher)
+{
+	char text[HTTP1_REQUEST_MAX_BYTES];
+	uint64_t now_ns = clock_now_ns();
+	struct http1 *http1 = http1_pool_if_open(fetcher);
+	const struct http1_connection *idle;
+	const struct http1_host *host;
+	struct http1_target target;
+	size_t bytes;
+
+	if (!http1 || !http1_request_is_plain(carriage, &target))
+		return false;
+	bytes = http1_request_write(carriage, &target, text);
+	explicit_bzero(text, bytes);
+	host = bytes ? http1_host_of(http1, &target, now_ns) : NULL;
+	if (!host || host->refused_until_ns > now_ns)
+		return false;
+	idle = http1_idle_of(host);
+	return idle && !is_stale(idle);
 }
 
 static void http1_stop(struct carriage *carriage)

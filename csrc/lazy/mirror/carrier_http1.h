@@ -14,3 +14,9 @@
 #include "lazy/mirror/carrier.h"
 
 extern const struct carrier carrier_http1;
+
+/*
+ * Whether such a request would only be sent, on a connection that is kept: then a reader's thread may
+ * start it (fetcher_ops.h).
+ */
+bool carrier_http1_can_send(const struct carriage *carriage, const struct fetcher *fetcher);

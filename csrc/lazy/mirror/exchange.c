@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lazy/fetcher_ops.h"
 #include "lazy/inquiry.h"
 #include "lazy/mirror/carrier_curl.h"
 #include "lazy/mirror/carrier_http1.h"
@@ -507,7 +508,7 @@ static void begin_with(struct exchange *exchange, const struct carrier *carrier)
 
 	if (!set_request(exchange)) {
 		err = carrier->start(&exchange->carriage, exchange->fetcher);
-		if (err == CARRIER_NOT_MINE) {
+		if (err == CARRIER_NOT_MINE && !exchange->fetcher->visited) {
 			carrier = &carrier_curl;
 			err = carrier->start(&exchange->carriage, exchange->fetcher);
 		}
@@ -518,6 +519,24 @@ static void begin_with(struct exchange *exchange, const struct carrier *carrier)
 		fail(exchange, -ENOMEM, FETCH_TRANSIENT, "no memory for a request");
 	}
 	finish(exchange);
+}
+
+bool exchange_can_send(struct remote *remote, const struct fetcher *fetcher, const char *url)
+{
+	bool due, can = false;
+	struct login *login = login_current(remote, &due);
+
+	if (login) {
+		const struct carriage carriage = { .remote = remote,
+						   .login = login,
+						   .url = login->url ?: url,
+						   .length = 1,
+						   .home = true };
+
+		can = !due && carrier_http1_can_send(&carriage, fetcher);
+		login_put(remote, login);
+	}
+	return can;
 }
 
 static void begin(struct exchange *exchange)

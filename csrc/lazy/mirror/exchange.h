@@ -71,6 +71,8 @@ struct exchange {
 
 /* Starts it. Calls done() on the fetcher's thread, perhaps before this returns. */
 void exchange_start(struct exchange *exchange);
+/* Whether a request for a range of `url` would only be sent, so that a reader's thread may start it. */
+bool exchange_can_send(struct remote *remote, const struct fetcher *fetcher, const char *url);
 /* Gives up and calls done() with -ECANCELED. */
 void exchange_cancel(struct exchange *exchange);
 /* There may be space again. */

@@ -212,6 +212,7 @@ static const struct mirror_ops http_ops = {
 	.object = &http_object_ops,
 	.inquire = object_inquire,
 	.start = object_start,
+	.ready = object_ready,
 	.cancel = object_cancel,
 	.resume = object_resume,
 	.host = http_host,

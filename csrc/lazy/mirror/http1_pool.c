@@ -25,11 +25,16 @@ static int open_all(struct attachment *attachment, struct fetcher *fetcher)
 	return timer_queue_init(&http1->timers, fetcher->loop);
 }
 
+static const struct attachment_kind http1_kind = { sizeof(struct http1), open_all, close_all };
+
 struct http1 *http1_pool_of(struct fetcher *fetcher)
 {
-	static const struct attachment_kind kind = { sizeof(struct http1), open_all, close_all };
+	return attachment_of(fetcher, &http1_kind);
+}
 
-	return attachment_of(fetcher, &kind);
+struct http1 *http1_pool_if_open(const struct fetcher *fetcher)
+{
+	return attachment_if_open(fetcher, &http1_kind);
 }
 
 static struct http1_host *make_host(struct http1 *http1, const struct http1_target *target)
@@ -83,6 +88,7 @@ void http1_close(struct http1_connection *connection)
 {
 	if (link_is_in_list(&connection->link))
 		http1_leave_idle(connection);
+	timer_clear(&connection->timer);
 	connection->host->connections--;
 	secret_free(connection->unsent);
 	free(connection->begun);

@@ -42,7 +42,7 @@ struct http1_connection {
 	int fd;
 	bool used; /* for a request before this one */
 	struct link link;
-	struct timer timer; /* both while it is idle */
+	struct timer timer; /* both while it is idle; or what a reader's thread has left to do */
 
 	char *unsent; /* the rest of the request, malloc()ed */
 	size_t unsent_bytes, unsent_at;
@@ -59,6 +59,8 @@ struct http1_connection {
 
 /* Returns that of the fetcher, or NULL when there is no memory. */
 struct http1 *http1_pool_of(struct fetcher *fetcher);
+/* The same, or NULL when there is none yet. */
+struct http1 *http1_pool_if_open(const struct fetcher *fetcher);
 /* Returns NULL when there is no memory. */
 struct http1_host *http1_host_of(struct http1 *http1, const struct http1_target *target,
 				 uint64_t now_ns);

@@ -233,6 +233,7 @@ static int start_load(struct remote *remote, struct fetcher *fetcher)
 	load->on_worker = true;
 	remote->load = load;
 	fetcher->logins++;
+	fetcher->wanted |= fetcher->visited; /* for the timer */
 	fetcher->ops->submit(fetcher, &load->job);
 	return 0;
 }

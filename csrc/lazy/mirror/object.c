@@ -231,6 +231,21 @@ void object_start(struct run *run)
 	exchange_start(&object->exchange);
 }
 
+bool object_ready(const struct run *run)
+{
+	char *url;
+	bool ready;
+
+	if (object_front)
+		return object_front->ready(run);
+	if (run->fresh || run->mirror->via)
+		return false;
+	url = run->mirror->ops->object->url(run->mirror);
+	ready = url && exchange_can_send(run->mirror->private, run->fetcher, url);
+	secret_free(url);
+	return ready;
+}
+
 void object_cancel(struct run *run)
 {
 	struct object_run *object = run->private;

@@ -33,6 +33,7 @@ void object_inquire(struct inquiry *inquiry);
 void inquiry_failed(struct inquiry *inquiry, int err, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 void object_start(struct run *run);
+bool object_ready(const struct run *run);
 void object_cancel(struct run *run);
 void object_resume(struct run *run);
 
@@ -42,6 +43,7 @@ void object_resume(struct run *run);
  */
 struct object_front {
 	void (*start)(struct run *run);
+	bool (*ready)(const struct run *run);
 	void (*cancel)(struct run *run);
 	void (*resume)(struct run *run);
 	void (*inquire)(struct inquiry *inquiry);

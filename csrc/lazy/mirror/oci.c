@@ -467,6 +467,7 @@ static const struct mirror_ops oci_ops = {
 	.inquire = object_inquire,
 	.has_names = true,
 	.start = object_start,
+	.ready = object_ready,
 	.cancel = object_cancel,
 	.resume = object_resume,
 	.host = oci_host,

@@ -309,6 +309,7 @@ static const struct mirror_ops s3_ops = {
 	.object = &s3_object_ops,
 	.inquire = object_inquire,
 	.start = object_start,
+	.ready = object_ready,
 	.cancel = object_cancel,
 	.resume = object_resume,
 	.host = s3_host,

@@ -600,12 +600,11 @@ static int open_front(struct attachment *attachment, struct fetcher *fetcher)
 	return 0;
 }
 
+static const struct attachment_kind front_kind = { sizeof(struct front), open_front, close_front };
+
 struct front *front_of(struct fetcher *fetcher)
 {
-	static const struct attachment_kind kind = { sizeof(struct front), open_front,
-						     close_front };
-
-	return attachment_of(fetcher, &kind);
+	return attachment_of(fetcher, &front_kind);
 }
 
 static struct slot *free_slot_of(struct front *front)
@@ -646,6 +645,14 @@ static void front_start(struct run *run)
 	}
 }
 
+/* Whether start() only sends a message. */
+static bool front_ready(const struct run *run)
+{
+	const struct front *front = attachment_if_open(run->fetcher, &front_kind);
+
+	return front && front->state == STATE_UP && front->greeted;
+}
+
 static void front_cancel(struct run *run)
 {
 	struct slot *slot = run->private;
@@ -675,6 +682,7 @@ static void front_resume(struct run *run)
 
 static const struct object_front front_ops = {
 	.start = front_start,
+	.ready = front_ready,
 	.cancel = front_cancel,
 	.resume = front_resume,
 	.inquire = front_inquire,

@@ -78,6 +78,7 @@ struct front {
 	struct uv_poll_s *poll;
 	bool waits_to_send;
 	struct timer tick, retry;
+	struct timer flush;   /* what a reader's thread could not send */
 	bool greeted;	      /* it has said what it is */
 	unsigned logins_sent; /* of which it has not said that they are of no use */
 	unsigned unanswered;  /* ticks */

@@ -42,6 +42,10 @@ void life_flush(struct front *front)
 	/* Its end is found by reading. */
 	if ((err == -EAGAIN) == front->waits_to_send)
 		return;
+	if (front->fetcher->visited) {
+		timer_set(&front->timers, &front->flush, 0);
+		return;
+	}
 	front->waits_to_send = err == -EAGAIN;
 	uv_poll_start(front->poll, UV_READABLE | (front->waits_to_send ? UV_WRITABLE : 0),
 		      on_ready);
@@ -54,6 +58,7 @@ static void on_ready(uv_poll_t *poll, int status, int events)
 	const uint8_t *body;
 	int err;
 
+	fetcher_enter(front->fetcher);
 	if (status < 0 || events & UV_READABLE) {
 		err = channel_receive(&front->channel);
 		if (err && err != -EAGAIN) {
@@ -304,8 +309,14 @@ void life_close(struct front *front)
 	}
 }
 
+static void on_flush(struct timer *timer)
+{
+	life_flush(container_of(timer, struct front, flush));
+}
+
 void life_init(struct front *front)
 {
+	front->flush.expire = on_flush;
 	front->tick.expire = on_tick;
 	front->retry.expire = start_process;
 }

@@ -89,10 +89,12 @@ static void io_done(struct io *io)
 static void reply_anywhere(struct io *io, const uint8_t *data)
 {
 	struct fuse_tag *tag = (struct fuse_tag *)io;
+	int own_fd = reply_fd; /* it may be the thread of another queue */
 
 	reply_fd = tag->queue->device_fd;
 	reply(tag->request, io, data);
 	fuse_record_clear(tag->record);
+	reply_fd = own_fd;
 }
 
 static void io_back(struct io *io)

@@ -33,9 +33,9 @@ struct lazy_request {
 	uint64_t deadline_ns; /* 0: not set yet */
 	struct piece *pieces;
 	/* atomic: pieces that the fetcher has, plus 1 for the walk until it is over */
-	unsigned left;
-	int error; /* atomic: the error of a piece */
-	bool lent; /* set before the walk is over: who finishes the last piece answers */
+	unsigned left; /* without that, where one piece is the whole request */
+	int error;     /* atomic: the error of a piece */
+	bool lent;     /* set before the walk is over: who finishes the last piece answers */
 
 	/* The cached range that is being read, at io->part.done. */
 	const struct cache_object *reading; /* NULL: none is */
@@ -92,13 +92,17 @@ static void piece_done(struct lazy_read *read, int result)
 		worker_answer(io, 0);
 }
 
-/* Gives the range at io->part.done to the fetcher. */
+/*
+ * Gives the range at io->part.done to the fetcher. Returns 0, a negative errno; or PART_PENDING, where
+ * that is all of the request: it may have ended by then.
+ */
 static int fetch(struct segment *segment, struct lazy_request *request, struct source *source,
 		 uint64_t offset, uint32_t length)
 {
 	const struct lazy_segment *lazy = segment->private;
 	struct part *part = &request->io->part;
 	struct piece *piece = &request->first;
+	bool whole;
 
 	if (request->pieces)
 		piece = calloc(1, sizeof(*piece));
@@ -117,10 +121,13 @@ static int fetch(struct segment *segment, struct lazy_request *request, struct s
 	piece->read.in_place = true;
 	piece->read.deadline_ns = request->deadline_ns;
 	piece->read.done = piece_done;
-	__atomic_add_fetch(&request->left, 1, __ATOMIC_RELAXED);
 	part->done += length;
+	whole = length == request->io->length && engine_lend(request->io);
+	request->lent = whole;
+	if (!whole)
+		__atomic_add_fetch(&request->left, 1, __ATOMIC_RELAXED);
 	fetcher_read(lazy->space->fetcher, &piece->read);
-	return 0;
+	return whole ? PART_PENDING : 0;
 }
 
 /* Returns 0 (it was read), -EAGAIN (it must be fetched) or PART_PENDING. */
@@ -362,6 +369,8 @@ int lazy_request_complete(struct segment *segment, struct io *io, int result)
 	/* After an error, or at the end of the file, fetch it. */
 	result = request->length_done == request->length ? 0 : -EAGAIN;
 	result = end_cached(segment, request, result);
+	if (result == PART_PENDING)
+		return result;
 	if (result)
 		__atomic_store_n(&request->error, result, __ATOMIC_RELAXED);
 	return walk(segment, request);

@@ -188,6 +188,29 @@ def test_it_dies_or_hangs_under_reads(
     assert "event=fetch_process_died" in log.read_text()
 
 
+def waits_of(pid: int, thread: str) -> int:
+    """How often a thread of that name has gone to sleep."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        if (task / "comm").read_text().strip() == thread:
+            words = (task / "status").read_text().split()
+            return int(words[words.index("voluntary_ctxt_switches:") + 1])
+    raise AssertionError(f"no thread {thread}")
+
+
+def test_a_miss_wakes_the_fetcher_once(
+    sanitized_build: Path, server: ScriptedServer
+) -> None:
+    """The reader's thread sends the request, and the process tells of its end alone."""
+    reads, size = 50, 4096
+    with fetch_shell(sanitized_build) as shell:
+        source = shell.add(source_of(server, unit=size))
+        assert shell.read(source, 0, size).data == DATA[:size]
+        before = waits_of(shell.pid, "fetcher")
+        for n in range(2, 2 * reads + 2, 2):
+            assert shell.read(source, n * size, size).data == DATA[n * size :][:size]
+        assert waits_of(shell.pid, "fetcher") - before < 1.5 * reads
+
+
 def test_no_identity_kills_it(sanitized_build: Path) -> None:
     """A text with control characters names nothing, and is not passed on."""
 
