@@ -77,8 +77,8 @@ def collect(
 
     ``directory`` defaults to the state directory. Each thing is removed only if it is
     still the one that was entered. Two runs at once do not disturb each other: a ledger
-    is locked while it is worked on. A command that a dead process ran (mount(8), say)
-    keeps the ledger locked until it has ended; ``lock_timeout_s`` bounds that wait.
+    is locked while it is worked on. A command that a dead process ran (modprobe(8),
+    say) keeps it locked until it has ended; ``lock_timeout_s`` bounds that wait.
     What cannot be removed stays in its ledger. A ledger that is not understood (of
     another version, say) is reported and left as it is. ``dry_run`` only lists what
     would be removed.

@@ -12,14 +12,14 @@ import math
 import os
 import select
 import shlex
-import shutil
 import signal
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Protocol, TypeVar
 
 from btrfs_ublk.base import libraries
 from btrfs_ublk.base.log import log
@@ -31,7 +31,10 @@ _CONTINUE_TIMEOUT_S = 0.1
 #: How long a killed child may take to vanish; longer means that it hangs in the kernel.
 KILL_TIMEOUT_S = 5.0
 _STDERR_LINES = 20
+#: The stack of a thread that only waits; the daemon locks all of it into memory.
+_STACK_BYTES = 256 << 10
 
+T = TypeVar("T")
 Argument = str | os.PathLike[str]
 
 
@@ -51,6 +54,43 @@ def readable(
     for descriptor in descriptors:
         poller.register(descriptor, select.POLLIN)
     return {fd for fd, _ in poller.poll(math.ceil(max(0.0, timeout_s) * 1000))}
+
+
+def call_bounded(
+    function: Callable[[], T],
+    *,
+    timeout_s: float,
+    unless: Iterable[int | SupportsFileno] = (),
+) -> T:
+    """Call a function that may wait in the kernel for long, in a thread that is left
+    alone then. Raises what it raises; TimeoutError after ``timeout_s`` seconds, or as
+    soon as one of ``unless`` can be read."""
+    done: list[T] = []
+    failed: list[BaseException] = []
+    read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+
+    def call() -> None:
+        try:
+            done.append(function())
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            os.close(write_fd)
+
+    threading.stack_size(_STACK_BYTES)
+    thread = threading.Thread(
+        target=call, daemon=True, name=threading.current_thread().name
+    )
+    try:
+        thread.start()
+        if read_fd not in readable([read_fd, *unless], timeout_s=timeout_s):
+            raise TimeoutError(f"it did not end within {timeout_s:g} s")
+        thread.join()
+    finally:
+        os.close(read_fd)
+    for error in failed:
+        raise error
+    return done[0]
 
 
 @dataclass(frozen=True)
@@ -244,6 +284,17 @@ def failure_text(words: Sequence[str], what: str, stderr: str) -> str:
     )
 
 
+def _which(program: str, path: str | None) -> str | None:
+    """Find a program. NB: shutil.which() comes with all kinds of compression, which the
+    daemon would lock into memory."""
+    places = [""] if "/" in program else (path or os.defpath).split(os.pathsep)
+    for place in places:
+        name = os.path.join(place, program)
+        if os.access(name, os.X_OK) and os.path.isfile(name):
+            return name
+    return None
+
+
 def _start(
     words: Sequence[str],
     *,
@@ -256,7 +307,7 @@ def _start(
     death_signal: signal.Signals | None,
     new_session: bool = False,
 ) -> subprocess.Popen[str]:
-    program = shutil.which(words[0], path=(env or os.environ).get("PATH"))
+    program = _which(words[0], (env or os.environ).get("PATH"))
     if program is None:
         wanted = f"wanted for: {shlex.join(words)}"
         if "/" in words[0] and os.path.exists(words[0]):
@@ -268,7 +319,7 @@ def _start(
             hint=hint or "install the package that has it, or correct PATH",
         )
     prefix = []
-    if death_signal is not None and shutil.which("setpriv"):
+    if death_signal is not None and _which("setpriv", os.environ.get("PATH")):
         # preexec_fn would run Python between fork and exec: unsafe with threads.
         prefix = ["setpriv", "--pdeathsig", death_signal.name.removeprefix("SIG"), "--"]
     try:
@@ -544,6 +595,13 @@ class RunningServer:
         os.close(self._pidfd)
         if self._child is not None:
             self._child.close()
+
+
+def close_all_but(kept: Collection[int]) -> None:
+    """Close all descriptors but ``kept`` and the standard ones."""
+    for fd in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *kept}:
+        with suppress(OSError):
+            os.close(fd)
 
 
 def continue_process(identity: ProcessIdentity) -> None:

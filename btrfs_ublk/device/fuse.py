@@ -8,8 +8,6 @@ treats that as a changed medium, and drops data that were written and not synced
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from btrfs_ublk.base.log import log
-from btrfs_ublk.base.process import RunningServer, readable
+from btrfs_ublk.base.process import RunningServer, call_bounded
 from btrfs_ublk.device.front_end import LostError
 from btrfs_ublk.device.state import DeviceSpec, DeviceState, FrontEnd
 from btrfs_ublk.errors import BtrfsUblkError
@@ -30,8 +28,6 @@ from btrfs_ublk.server.fuse_connection import FuseConnection
 _ANSWER_TIMEOUT_S = 30.0
 #: The time for an unmount that is in progress to end.
 _UNUSED_TIMEOUT_S = 2.0
-#: The stack of a thread that only waits; all of it is locked into memory.
-_STACK_BYTES = 256 << 10
 
 
 class FuseDeviceFrontEnd:
@@ -194,27 +190,8 @@ def _ask(server: RunningServer, function: Callable[[], None]) -> None:
     """Call a function that waits for the server in the kernel, but only wait while that
     lives. Raises what it raises; BtrfsUblkError when the server has ended or does not
     answer. The thread then waits until another server answers."""
-    failed: list[BaseException] = []
-    read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
-
-    def call() -> None:
-        try:
-            function()
-        except BaseException as error:
-            failed.append(error)
-        finally:
-            os.close(write_fd)
-
-    threading.stack_size(_STACK_BYTES)
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
     try:
-        ready = readable([read_fd, server], timeout_s=_ANSWER_TIMEOUT_S)
-        if read_fd not in ready:
-            what = "has ended" if ready else "does not answer the kernel"
-            raise BtrfsUblkError(f"server {server.pid} {what}")
-        thread.join()
-    finally:
-        os.close(read_fd)
-    for error in failed:
-        raise error
+        call_bounded(function, timeout_s=_ANSWER_TIMEOUT_S, unless=[server])
+    except TimeoutError:
+        what = "has ended" if server.wait(0.0) else "does not answer the kernel"
+        raise BtrfsUblkError(f"server {server.pid} {what}") from None

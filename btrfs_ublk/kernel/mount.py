@@ -7,13 +7,13 @@ import errno
 import os
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from btrfs_ublk.base.ledger import Entry, Ledger, process_ledger, remover
 from btrfs_ublk.base.paths import StrPath
-from btrfs_ublk.base.process import readable, run
+from btrfs_ublk.base.process import call_bounded, readable
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import CommandError, LeftoverError, UsageError
 from btrfs_ublk.kernel.mountinfo import MountInfo, read_mountinfo
@@ -23,6 +23,17 @@ _KIND = "mount"
 #: linux/mount.h
 _MS_RDONLY = 1
 _UMOUNT_NOFOLLOW = 8
+_SET_FLAG, _SET_STRING, _CREATE, _RECONFIGURE = 0, 1, 6, 7
+_READ_ONLY = 1
+#: Options of a mount; all others are its file system's.
+_ATTRIBUTES = {"nosuid": 2, "nodev": 4, "noexec": 8, "noatime": 0x10, "ro": _READ_ONLY}
+#: FSOPEN_CLOEXEC, FSMOUNT_CLOEXEC, FSPICK_CLOEXEC
+_CLOEXEC = 1
+_MOVE_MOUNT_F_EMPTY_PATH = 4
+_AT_FDCWD = -100
+#: Numbers of system calls, the same on all machines; glibc has these since 2.36.
+_MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _FSPICK = 429, 430, 431, 432, 433
+_MOUNT_SETATTR = 442
 
 _MOUNT_TIMEOUT_S = 60.0
 #: btrfs shows this for a device that was taken away under it (btrfs_show_devname).
@@ -52,13 +63,6 @@ class Mount:
             raise LeftoverError(f"{self.target} was unmounted by someone else")
         return mount
 
-    def allow_source(self, device: StrPath) -> None:
-        """Note that the file system is about to get this device too: btrfs may show it
-        as the mount's source from then on.
-        """
-        sources = [*self._entry.details["sources"], os.fspath(device)]
-        self._ledger.amend(self._entry, sources=sources)
-
     def remount(
         self, *, options: Sequence[str], timeout_s: float = _MOUNT_TIMEOUT_S
     ) -> None:
@@ -74,23 +78,26 @@ def mounted(
     fs_type: str = "btrfs",
     options: Sequence[str] = (),
     read_only: bool = False,
-    by_kernel: bool = False,
     shown: tuple[str, str] | None = None,
+    prepare: Callable[[Path], object] | None = None,
+    added: Sequence[StrPath] = (),
     timeout_s: float = _MOUNT_TIMEOUT_S,
     ledger: Ledger | None = None,
 ) -> Iterator[Mount]:
-    """Mount on an existing directory; unmount when the block is left. ``by_kernel``
-    uses mount(2), because mount(8) would put a loop device on a file. ``shown`` are
-    type and source in the list of mounts, if these differ from what is mounted.
+    """Mount on an existing directory; unmount when the block is left. ``prepare`` is
+    called before anybody sees the mount, with a path to it, valid for all processes of
+    root; if it adds devices, these are ``added``: btrfs may show one as the source.
+    ``shown`` are type and source in the list of mounts, if these differ from what is
+    mounted.
 
     Raises UsageError when the target is no directory or is a mount point already (the
-    two mounts could not be told apart), CommandError when mount(8) and OSError when
-    mount(2) fails, and at the end LeftoverError when the mount stays busy.
+    two mounts could not be told apart), CommandError when it cannot be mounted, what
+    ``prepare`` raises, and at the end LeftoverError when the mount stays busy.
     """
     with deferred():
         # Who only unmounts needs none of this.
-        from btrfs_ublk.base.capabilities import MOUNT, ROOT, require
-    require(ROOT, MOUNT)
+        from btrfs_ublk.base.capabilities import ROOT, require
+    require(ROOT)
     ledger = ledger or process_ledger()
     source, target = os.fspath(source), Path(os.path.realpath(target))
     if not target.is_dir():
@@ -102,22 +109,21 @@ def mounted(
     with ledger.holding(
         _KIND,
         target=str(target),
-        sources=[*_source_names(source), *(shown or ())[1:]],
+        sources=[
+            *_source_names(source),
+            *(os.fspath(x) for x in added),
+            *(shown or ())[1:],
+        ],
         fs_type=shown[0] if shown else fs_type,
         namespace=mount_namespace(),
     ) as entry:
-        if by_kernel:
-            mount_now(source, target, fs_type, options=options, read_only=read_only)
-        else:
-            words = ["ro" if read_only else "rw", *options]
-            # mount(8) inherits the lock, so gc waits for it if we are killed now.
-            run(
-                ["mount", "-t", fs_type, "-o", ",".join(words), source, target],
-                timeout_s=timeout_s,
-                hint="see the kernel log: dmesg",
-                keep_open_fds=[ledger.fileno()],
-                env={**os.environ, "LC_ALL": "C"},  # callers look at what it says
-            )
+        words = [*options, *(["ro"] if read_only else [])]
+        with _detached(source, fs_type, words, timeout_s=timeout_s) as fd:
+            if prepare is not None:
+                prepare(Path(f"/proc/{os.getpid()}/fd/{fd}"))
+            with _explained(f"cannot mount {source} on {target}"):
+                flags = _MOVE_MOUNT_F_EMPTY_PATH
+                _call(_MOVE_MOUNT, fd, b"", _AT_FDCWD, os.fsencode(target), flags)
         mount = _find(entry)
         if mount is None:
             raise LeftoverError(
@@ -128,15 +134,94 @@ def mounted(
         yield Mount(ledger, entry)
 
 
+@contextmanager
+def _detached(
+    source: str, fs_type: str, options: Sequence[str], *, timeout_s: float
+) -> Iterator[int]:
+    """Mount nowhere. Yields a descriptor of the mount, which ends with the block unless
+    it was moved to a directory. Raises CommandError."""
+    attributes = 0
+    for word in options:
+        attributes |= _ATTRIBUTES.get(word, 0)
+    own = [x for x in options if x == "ro" or x not in _ATTRIBUTES]
+    fd = -1
+    try:
+        with deferred(), _explained(f"cannot mount {source} as {fs_type}"):
+            context = _call(_FSOPEN, fs_type.encode(), _CLOEXEC)
+            try:
+                words = [f"source={source}", *own]
+                _configure(context, words, _CREATE, timeout_s=timeout_s)
+                fd = _call(_FSMOUNT, context, _CLOEXEC, attributes)
+            finally:
+                os.close(context)
+        yield fd
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def _configure(
+    context: int, options: Iterable[str], command: int, *, timeout_s: float
+) -> None:
+    """Set the options of a file system that ``command`` mounts or changes, and do so.
+    Raises OSError, whose notes are the kernel's words."""
+    try:
+        for word in options:
+            key, is_pair, value = word.partition("=")
+            kind = _SET_STRING if is_pair else _SET_FLAG
+            text = os.fsencode(value) if is_pair else None
+            _call(_FSCONFIG, context, kind, os.fsencode(key), text, 0)
+        call_bounded(
+            lambda: _call(_FSCONFIG, context, command, None, None, 0),
+            timeout_s=timeout_s,
+        )
+    except OSError as error:
+        with suppress(OSError):
+            while said := os.read(context, 4096):
+                error.add_note(said.decode(errors="replace").strip())
+        raise
+
+
+def _call(number: int, *arguments: object) -> int:
+    """Make a system call that the C library may not have. Raises OSError."""
+    library = ctypes.CDLL(None, use_errno=True)
+    result: int = library.syscall(number, *arguments)
+    if result < 0:
+        failed = ctypes.get_errno()
+        raise OSError(failed, os.strerror(failed))
+    return result
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Make errors of the kernel say what failed. Raises CommandError."""
+    try:
+        yield
+    except OSError as error:
+        said = "".join(f"\n  {line}" for line in getattr(error, "__notes__", ()))
+        raise CommandError(
+            f"{what}: {error.strerror or error}{said}",
+            hint="see the kernel log: dmesg",
+        ) from error
+
+
+@deferred()
 def remount(
     target: Path, *, options: Sequence[str], timeout_s: float = _MOUNT_TIMEOUT_S
 ) -> None:
-    """Do so for a mount of any program. Raises CommandError."""
-    run(
-        ["mount", "-o", ",".join(["remount", *options]), target],
-        timeout_s=timeout_s,
-        hint="see the kernel log: dmesg",
-    )
+    """Change options of a mount, whoever made it, and of its file system: ``["rw"]``,
+    say. Raises CommandError."""
+    with _explained(f"cannot remount {target} ({','.join(options)})"):
+        if {"ro", "rw"}.intersection(options):
+            pair = (_READ_ONLY, 0) if "ro" in options else (0, _READ_ONLY)
+            change = struct.pack("=QQQQ", *pair, 0, 0)  # struct mount_attr
+            path = os.fsencode(target)
+            _call(_MOUNT_SETATTR, _AT_FDCWD, path, 0, change, len(change))
+        context = _call(_FSPICK, _AT_FDCWD, os.fsencode(target), _CLOEXEC)
+        try:
+            _configure(context, options, _RECONFIGURE, timeout_s=timeout_s)
+        finally:
+            os.close(context)
 
 
 @deferred()
@@ -165,10 +250,15 @@ def unmount_now(target: Path) -> None:
     """umount2(2), which follows no symbolic link. Waits a little for what keeps the
     mount busy. Raises OSError."""
     library = ctypes.CDLL(None, use_errno=True)
+
+    def unmount() -> int:
+        failed = library.umount2(os.fsencode(target), _UMOUNT_NOFOLLOW)
+        return ctypes.get_errno() if failed else 0
+
     for attempt in range(1, _BUSY_ATTEMPTS + 1):
-        if not library.umount2(os.fsencode(target), _UMOUNT_NOFOLLOW):
+        number = call_bounded(unmount, timeout_s=_UNMOUNT_TIMEOUT_S)
+        if not number:
             return
-        number = ctypes.get_errno()
         if number != errno.EBUSY or attempt == _BUSY_ATTEMPTS:
             raise OSError(number, os.strerror(number), str(target))
         _wait_for_users(target, timeout_s=_BUSY_TIMEOUT_S / _BUSY_ATTEMPTS)
@@ -185,23 +275,20 @@ def is_frozen(target: Path) -> bool:
     NB: fspick() begins with no flags, so that btrfs takes what does not say "ro" for a
     remount to rw (btrfs_reconfigure() in fs/btrfs/super.c).
     """
-    at_fdcwd, fspick_cloexec = -100, 1
-    fsconfig_set_flag, fsconfig_cmd_reconfigure = 0, 7
-    fspick, fsconfig = 433, 431  # glibc has had these calls since 2.36
     here = [mount for mount in read_mountinfo() if mount.target == target]
     if not here:
         return False
-    library = ctypes.CDLL(None, use_errno=True)
-    fd = library.syscall(fspick, at_fdcwd, os.fsencode(target), fspick_cloexec)
-    if fd < 0:
+    try:
+        fd = _call(_FSPICK, _AT_FDCWD, os.fsencode(target), _CLOEXEC)
+    except OSError:
         return False
     try:
-        if here[-1].fs_read_only and library.syscall(
-            fsconfig, fd, fsconfig_set_flag, b"ro", None, 0
-        ):
-            return False
-        failed = library.syscall(fsconfig, fd, fsconfig_cmd_reconfigure, None, None, 0)
-        return bool(failed) and ctypes.get_errno() == errno.EBUSY
+        if here[-1].fs_read_only:
+            _call(_FSCONFIG, fd, _SET_FLAG, b"ro", None, 0)
+        _call(_FSCONFIG, fd, _RECONFIGURE, None, None, 0)
+        return False
+    except OSError as error:
+        return error.errno == errno.EBUSY
     finally:
         os.close(fd)
 
@@ -286,21 +373,16 @@ def _unmount(entry: Entry) -> bool:
     if _find(entry) is None:
         return False
     target = Path(entry.details["target"])
-    for attempt in range(1, _BUSY_ATTEMPTS + 1):
-        try:
-            run(
-                ["umount", target],
-                timeout_s=_UNMOUNT_TIMEOUT_S,
-                env={**os.environ, "LC_ALL": "C"},
-            )
-            return True
-        except CommandError as error:
-            if _find(entry) is None:
-                return True  # someone else was quicker
-            if "busy" not in error.message:
-                raise LeftoverError(f"{target} is still mounted: {error}") from error
-            if attempt < _BUSY_ATTEMPTS:
-                _wait_for_users(target, timeout_s=_BUSY_TIMEOUT_S / _BUSY_ATTEMPTS)
+    try:
+        unmount_now(target)
+        return True
+    except OSError as error:
+        if _find(entry) is None:
+            return True  # someone else was quicker
+        if error.errno != errno.EBUSY:
+            raise LeftoverError(
+                f"{target} is still mounted: {error.strerror or error}"
+            ) from error
     found = pids_using(target)
     # This command may have been begun in a directory there, which is of no interest.
     users = "; ".join(x for pid, x in found.items() if pid != os.getpid())

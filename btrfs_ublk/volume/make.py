@@ -105,14 +105,12 @@ def remove_halves(volumes: Path, *, dry_run: bool = False) -> list[Path]:
 
 
 def prepare_sprout(volume: VolumeDirectory, size_bytes: int) -> None:
-    """Make the image for written data, and the directory where the seed is mounted
-    while it sprouts. What a killed command left there is lost. Raises BtrfsUblkError.
-    """
+    """Make the image for written data. What a killed command left there is lost. Raises
+    BtrfsUblkError."""
     try:
         volume.sprout_image.unlink(missing_ok=True)
         make_writable_file(volume.sprout_image, size_bytes)
         sync(volume.sprout_image)
-        volume.sprouting.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise BtrfsUblkError(
             f"cannot sprout in {volume.path}: {error.strerror}",

@@ -24,7 +24,7 @@ from btrfs_ublk.kernel.btrfs import (
     forget_device,
 )
 from btrfs_ublk.kernel.loop import LoopDevice, loop_device
-from btrfs_ublk.kernel.mount import Mount, mounted
+from btrfs_ublk.kernel.mount import Mount, mounted, remount
 from btrfs_ublk.kernel.read_ahead import check_read_ahead, set_read_ahead
 from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.units import exact_size
@@ -63,16 +63,21 @@ def sprout(
     parent: StrPath | None = None,
     options: Sequence[str] = (),
     validate: Callable[[Path], object] | None = None,
+    made: Callable[[Path, UUID], object] | None = None,
     direct_io: bool = False,
+    lifeline: bool = False,
     read_ahead_bytes: int | None = DEFAULT_READ_AHEAD_BYTES,
     ledger: Ledger | None = None,
 ) -> Iterator[Sprout]:
-    """Mount a seed, add a writable loop device, make the mount writable.
+    """Mount a seed, add a writable loop device, make the mount writable. Nobody sees it
+    at ``target`` before all of that is done.
 
     ``writable_file`` backs that device; its content is lost. Without it, a sparse file
     of ``writable_bytes`` is made in a temporary directory below ``parent``, and removed
-    at the end. ``options`` are further mount options. ``validate`` is called with the
-    mount point of the untouched, read-only seed; when it raises, nothing is added.
+    at the end. ``options`` are further mount options. ``validate`` is called with a
+    path to the untouched, read-only seed; when it raises, nothing is added. ``made`` is
+    called with a path to the sprout, and its fsid, before others see it. ``lifeline``
+    is as for loop_device().
     ``read_ahead_bytes`` is what one page fault fetches (see docs/limits.md); None
     leaves it at btrfs' own 4 MiB, and so does the default where /sys is read-only.
     Unmounts and detaches in order at the end; after an error at any step, everything
@@ -92,29 +97,52 @@ def sprout(
         writable_file = Path(writable_file)
         _check_size(writable_file)
         writable = stack.enter_context(
-            loop_device(writable_file, direct_io=direct_io, ledger=ledger)
-        )
-        stack.callback(_forget, writable.path)
-        with step(f"mount seed {seed_device}"):
-            mount = _mount_seed(stack, seed_device, target, options, ledger)
-        seed_fsid = filesystem_uuid(mount.target)
-        if validate is not None:
-            with step("validate the seed"):
-                validate(mount.target)
-        with step(f"add {writable.path}"):
-            mount.allow_source(writable.path)
-            add_device(mount.target, writable.path, ledger=ledger)
-        fsid = filesystem_uuid(mount.target)
-        if fsid == seed_fsid:
-            raise UsageError(
-                f"the btrfs on {seed_device} is no seed: it took the device and kept "
-                f"its fsid {fsid}",
-                hint="make it a seed while unmounted: btrfstune -S 1",
+            loop_device(
+                writable_file, direct_io=direct_io, lifeline=lifeline, ledger=ledger
             )
-        with step("remount rw"):
-            mount.remount(options=["rw"])
+        )
+        stack.callback(_forget, writable.path, ledger)
+        fsids: list[UUID] = []
+
+        def grow(at: Path) -> None:
+            fsids[:] = _grow(at, seed_device, writable.path, validate, ledger)
+            if made is not None:
+                made(at, fsids[1])
+
+        with step(f"mount seed {seed_device}"):
+            mount = _mount_seed(
+                *(stack, seed_device, target, options, ledger),
+                added=[writable.path],
+                prepare=grow,
+            )
         apply_read_ahead(mount.target, read_ahead_bytes)
-        yield Sprout(mount, seed_device, writable, seed_fsid, fsid)
+        yield Sprout(mount, seed_device, writable, *fsids)
+
+
+def _grow(
+    at: Path,
+    seed_device: Path,
+    writable: Path,
+    validate: Callable[[Path], object] | None,
+    ledger: Ledger,
+) -> tuple[UUID, UUID]:
+    """Make a sprout of a mounted seed; return the fsid of both."""
+    seed_fsid = filesystem_uuid(at)
+    if validate is not None:
+        with step("validate the seed"):
+            validate(at)
+    with step(f"add {writable}"):
+        add_device(at, writable, ledger=ledger)
+    fsid = filesystem_uuid(at)
+    if fsid == seed_fsid:
+        raise UsageError(
+            f"the btrfs on {seed_device} is no seed: it took the device and kept "
+            f"its fsid {fsid}",
+            hint="make it a seed while unmounted: btrfstune -S 1",
+        )
+    with step("remount rw"):
+        remount(at, options=["rw"])
+    return seed_fsid, fsid
 
 
 def _mount_seed(
@@ -123,6 +151,9 @@ def _mount_seed(
     target: StrPath,
     options: Sequence[str],
     ledger: Ledger,
+    *,
+    added: Sequence[Path],
+    prepare: Callable[[Path], object],
 ) -> Mount:
     """The kernel refuses a seed while another device of its fsid is mounted as a seed:
     volumes of one image that come up at once. It takes it when that one has become a
@@ -138,6 +169,8 @@ def _mount_seed(
                     # Only this option finds a seed that was never scanned.
                     options=[f"device={seed_device}", *options],
                     read_only=True,
+                    prepare=prepare,
+                    added=added,
                     ledger=ledger,
                 )
             )
@@ -196,7 +229,9 @@ def _check_size(path: Path) -> None:
         )
 
 
-def _forget(device: Path) -> None:
+def _forget(device: Path, ledger: Ledger) -> None:
+    if not ledger.is_ours:
+        return  # The mount stays.
     # Every sprout has a new fsid, so without this the kernel's list of known file
     # systems grows with each. Failing is harmless.
     try:

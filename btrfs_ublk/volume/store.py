@@ -160,7 +160,7 @@ class VolumeDirectory:
         self.map = path / "map"
         #: The default; the definition may name another directory.
         self.cache = path / "cache"
-        #: Where the seed is mounted while it sprouts, out of sight of others.
+        #: Where it is mounted for a rollback, out of sight of others.
         self.sprouting = path / "sprouting"
         #: Ledgers of resources that outlive the command that made them.
         self.ledgers = path / "ledgers"

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from uuid import UUID
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, require
 from btrfs_ublk.base.jsonfile import sync
@@ -21,7 +22,7 @@ from btrfs_ublk.base.undo import undoing
 from btrfs_ublk.content.oci import Resolved
 from btrfs_ublk.device import recover_device
 from btrfs_ublk.errors import BtrfsUblkError, CommandError, LeftoverError, UsageError
-from btrfs_ublk.kernel.btrfs import filesystem_uuid
+from btrfs_ublk.kernel.btrfs import commit_transaction, filesystem_uuid
 from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.kernel.mount import mounted, remount
 from btrfs_ublk.kernel.read_ahead import get_read_ahead, set_read_ahead
@@ -266,9 +267,6 @@ def bring_up(volume: VolumeDirectory, definition: VolumeDefinition) -> None:
     with step("make its device"):
         device = make_device(volume, definition)
         map_image(volume)
-    if volume.fsid() is None:
-        with step("sprout"):
-            _sprout(volume, device)
     if (rollback := volume.rollback()) is not None:
         with step(f"roll it back to {rollback.snapshot}"):
             _roll_back(volume, device, rollback)
@@ -307,28 +305,31 @@ def _make_target(target: Path, *, is_given: bool) -> None:
         ) from error
 
 
-def _sprout(volume: VolumeDirectory, device: Path) -> None:
-    """Make the sprout, once, at a private mount point: its fsid is then on record
-    before its user sees it, and is the same each time.
-    """
+@contextmanager
+def _sprouted(
+    volume: VolumeDirectory, device: Path, target: Path, ledger: KeptLedger
+) -> Iterator[None]:
+    """Make the sprout, once. Its fsid is on record before its user sees it, and is the
+    same each time."""
     made = volume.made()
     prepare_sprout(volume, made.writable_bytes)
-    ledger = KeptLedger(volume.ledgers)
-    try:
-        with sprout(
-            device,
-            volume.sprouting,
-            writable_file=volume.sprout_image,
-            validate=lambda at: _validate(volume, at),
-            read_ahead_bytes=None,
-            ledger=ledger,
-        ) as grown:
-            fsid = grown.fsid
-    finally:
-        ledger.close()
-    sync(volume.sprout_image)
-    volume.sprouting.rmdir()
-    volume.write_made(replace(made, fsid=str(fsid)))
+
+    def note(at: Path, fsid: UUID) -> None:
+        commit_transaction(at)
+        sync(volume.sprout_image)
+        volume.write_made(replace(made, fsid=str(fsid)))
+
+    with sprout(
+        device,
+        target,
+        writable_file=volume.sprout_image,
+        validate=lambda at: _validate(volume, at),
+        made=note,
+        lifeline=True,
+        read_ahead_bytes=None,
+        ledger=ledger,
+    ):
+        yield
 
 
 def _validate(volume: VolumeDirectory, target: Path) -> None:
@@ -376,8 +377,9 @@ def _mount(
     volume: VolumeDirectory, device: Path, target: Path, definition: VolumeDefinition
 ) -> None:
     ledger = KeptLedger(volume.ledgers)
+    way = _sprouted if volume.fsid() is None else _mounted
     try:
-        with _mounted(volume, device, target, ledger):
+        with way(volume, device, target, ledger):
             apply_read_ahead(target, definition.read_ahead_bytes)
             with deferred():
                 ledger.leave()

@@ -58,7 +58,7 @@ def tracepoints(names: Iterable[str]) -> Mapping[str, int]:
     found = {}
     with (
         tempdir() as top,
-        mounted("none", top, fs_type="tracefs", by_kernel=True),
+        mounted("none", top, fs_type="tracefs"),
     ):
         for name in names:
             event = f"events/syscalls/sys_enter_{_OTHERWISE.get(name, name)}/id"

@@ -89,9 +89,10 @@ def sprout(seed: Path, directory: Path) -> Iterator[tuple[Mount, Path]]:
     with (
         loop_device(seed, read_only=True) as seed_loop,
         loop_device(local) as local_loop,
-        mounted(seed_loop.path, target, read_only=True) as mount,
+        mounted(
+            seed_loop.path, target, read_only=True, added=[local_loop.path]
+        ) as mount,
     ):
-        mount.allow_source(local_loop.path)
         add_device(target, local_loop.path)
         mount.remount(options=["rw"])
         yield mount, local

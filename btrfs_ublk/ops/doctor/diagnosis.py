@@ -14,7 +14,6 @@ from btrfs_ublk.base.capabilities import (
     FUSE,
     LOOP,
     MKFS_BTRFS,
-    MOUNT,
     REPORT_PACKAGES,
     ROOT,
     UBLK,
@@ -168,7 +167,7 @@ def _abilities() -> list[Ability]:
             [ROOT, server, UBLK, Openable(UBLK)],
             lambda: _protocol("ublk"),
         ),
-        _look("mount", "mount and sprout", [ROOT, SYS_ADMIN, BTRFS, *loop, MOUNT]),
+        _look("mount", "mount and sprout", [ROOT, SYS_ADMIN, BTRFS, *loop]),
         _look("devices", "keep devices", [ROOT, server, DIRECTORIES]),
         _look(
             "lazy", "fetch over HTTP(S)", [server, Helper(FETCH), CERTIFICATES], _fetch

@@ -21,9 +21,6 @@ from btrfs_ublk.base.helpers import helper_path
 from btrfs_ublk.errors import CapabilityError
 from btrfs_ublk.ops.doctor.access import CERTIFICATES
 
-#: Packages with another name on Fedora than on Debian.
-_FEDORA = {"mount": "util-linux-core"}
-
 
 def command_for(capability: Capability) -> str | None:
     """Return a command to copy; None where there is none but ``hint`` explains."""
@@ -69,5 +66,5 @@ def _install(package: str) -> str | None:
     if shutil.which("apt-get"):
         return f"{sudo}apt-get install {package}"
     if shutil.which("dnf"):
-        return f"{sudo}dnf install {_FEDORA.get(package, package)}"
+        return f"{sudo}dnf install {package}"
     return None

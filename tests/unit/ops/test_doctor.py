@@ -42,7 +42,7 @@ def test_what_is_missing_has_a_command(
     done = _doctor("--json")
     assert done.returncode == 3
     found = _abilities(done)
-    assert {found[x]["answer"] for x in ("seeds", "mount", "benchmarks")} == {"no"}
+    assert {found[x]["answer"] for x in ("seeds", "benchmarks")} == {"no"}
     commands = {
         finding["what"]: finding["command"]
         for each in found.values()
@@ -51,11 +51,10 @@ def test_what_is_missing_has_a_command(
     }
     sudo = "" if os.geteuid() == 0 else "sudo "
     assert commands["fio"] == f"{sudo}apt-get install fio"
-    assert commands["mount"] == f"{sudo}apt-get install mount"
     assert commands["btrfs"] == f"{sudo}apt-get install btrfs-progs"
     assert commands[MKSEED] == "scripts/setup --build"
     text = _doctor().stdout
-    assert "Not yet: make seeds, serve with fuse or ublk, mount." in text
+    assert "Not yet: make seeds, serve with fuse or ublk" in text
     assert f"$ {sudo}apt-get install fio" in text
 
 
