@@ -21,7 +21,12 @@ from typing import Any
 from btrfs_ublk.base.helpers import SERVER, helper_path
 from btrfs_ublk.base.hosts import via_option
 from btrfs_ublk.base.log import log
-from btrfs_ublk.base.process import ProcessIdentity, RunningServer, launch
+from btrfs_ublk.base.process import (
+    ProcessIdentity,
+    RunningServer,
+    SupportsFileno,
+    launch,
+)
 from btrfs_ublk.device import control
 from btrfs_ublk.device.endurance import pin_program_of, stay_in_memory
 from btrfs_ublk.device.front_end import LostError
@@ -303,6 +308,17 @@ class Supervisor:
             str(self._directory.description),
         ]
 
+    def _info(self, server: RunningServer, *, timeout_s: float) -> Message:
+        """Ask the server. Raises what we are asked for meanwhile, control.Interrupted
+        when it ends, ControlError."""
+        path = self._directory.path
+        unless: list[SupportsFileno] = [self._asked, server]
+        try:
+            return control.ask(path, "info", timeout_s=timeout_s, unless=unless)
+        except control.Interrupted:
+            self._asked.check()
+            raise
+
     def _ready_line(self, server: RunningServer) -> Message:
         """Return the server's ready line. It does not answer before it is ready."""
         known = self._state
@@ -311,14 +327,8 @@ class Supervisor:
         timeout_s = _TAKEOVER_TIMEOUT_S if takes_over else READY_TIMEOUT_S
         while True:
             try:
-                return control.ask(
-                    self._directory.path,
-                    "info",
-                    timeout_s=timeout_s,
-                    unless=[self._asked, server],
-                )
+                return self._info(server, timeout_s=timeout_s)
             except control.Interrupted:
-                self._asked.check()
                 raise ControlError("the server ended before it was ready") from None
             except control.Busy as error:
                 log.warning("%s", error)  # The server works: some clients will leave.
@@ -402,14 +412,9 @@ class Supervisor:
 
     def _answers(self, server: RunningServer, *, timeout_s: float) -> bool:
         try:
-            control.ask(
-                self._directory.path,
-                "info",
-                timeout_s=timeout_s,
-                unless=[self._asked, server],
-            )
+            self._info(server, timeout_s=timeout_s)
         except control.Interrupted:
-            self._asked.check()
+            pass
         except control.Silent:
             return False
         except ControlError as error:
