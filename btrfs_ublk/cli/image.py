@@ -21,7 +21,15 @@ from btrfs_ublk.base.entry import (
 )
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.signals import too_late
-from btrfs_ublk.cli.image_forks import apply, commit, detach, fork, forks, unfork
+from btrfs_ublk.cli.image_forks import (
+    apply,
+    changes,
+    commit,
+    detach,
+    fork,
+    forks,
+    unfork,
+)
 from btrfs_ublk.cli.image_options import (
     directory_option,
     layout_options,
@@ -637,7 +645,7 @@ def convert(
     click.echo(f"{made.source}: {made.pushed.summary}", err=True)
 
 
-for _each in (run, fork, forks, unfork):
+for _each in (run, fork, forks, changes, unfork):
     command.add_command(_each)
 for _each in (commit, apply, detach):
     command.add_command(_each)

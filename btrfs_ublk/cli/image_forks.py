@@ -22,6 +22,12 @@ from btrfs_ublk.units import format_size
 @volume_name
 @click.argument("fork")
 @click.option(
+    "--from",
+    "source",
+    metavar="FORK",
+    help="Another fork, of which this is a copy: a checkpoint.  [the image]",
+)
+@click.option(
     "--mode",
     type=click.Choice(volumes.FORK_MODES),
     default=volumes.DEFAULT_FORK_MODE,
@@ -41,6 +47,7 @@ from btrfs_ublk.units import format_size
 def fork(
     name: str,
     fork: str,
+    source: str | None,
     mode: volumes.ForkMode,
     quota: int | None,
     layer: str | None,
@@ -50,18 +57,47 @@ def fork(
     """Make a writable copy of an image's root file system.
 
     NAME is a volume that `image up` has mounted, FORK a name of yours. No data are
-    moved. It is below `forks`, and is kept with the volume.
+    moved. It is below `forks`, and is kept with the volume. With --from, it has all
+    that the other fork has at this moment, in the same mode; that may be in use.
     """
+    if source is not None:
+        _refuse_given(
+            ("mode", "layer"), "has no meaning with --from, whose fork has both"
+        )
     made = volumes.fork_image(
         name,
         fork,
+        source=source,
         layer=layer,
         mode=mode,
         quota_bytes=quota,
         base=base,
     )
-    keys = {"name": name, "fork": fork, "path": str(made), "mode": mode}
+    keys = {"name": name, "fork": fork, "path": str(made)}
+    keys |= {"mode": mode} if source is None else {"from": source}
     click.echo(json.dumps(keys) if as_json else made)
+
+
+@click.command()
+@volume_name
+@click.argument("fork")
+@volumes_base
+@json_option
+def changes(name: str, fork: str, base: Path | None, as_json: bool) -> None:
+    """List what a fork has changed.
+
+    NAME is a volume that `image up` has mounted. Each path of FORK has an A if it was
+    added, a C if it was changed, and a D if it was removed; a directory is changed if
+    its mode or owner is. No data of the image are read.
+    """
+    found = volumes.diff_fork(name, fork, base=base)
+    if as_json:
+        keys = [{"change": change, "path": str(path)} for change, path in found]
+        click.echo(json.dumps(keys, indent=2))
+        return
+    letters = {"added": "A", "changed": "C", "removed": "D"}
+    for change, path in found:
+        click.echo(f"{letters[change]} {visible(str(path))}")
 
 
 @click.command()
@@ -160,7 +196,10 @@ def commit(
             hint="an image, or a file of changes",
         )
     if delta is not None:
-        _refuse_options_of_images(click.get_current_context())
+        _refuse_given(
+            ("compression", "docker_config", "ca_file", "insecure"),
+            "has no meaning with --delta, which makes no image",
+        )
         with progress(f"write the delta of fork {fork} of {name}"):
             size_bytes = volumes.write_delta(name, fork, delta, base=base)
         if as_json:
@@ -197,14 +236,12 @@ def commit(
         click.echo(f"btrfs-ublk: {sockets} sockets are left out", err=True)
 
 
-def _refuse_options_of_images(context: click.Context) -> None:
-    for key in ("compression", "docker_config", "ca_file", "insecure"):
+def _refuse_given(keys: tuple[str, ...], why: str) -> None:
+    context = click.get_current_context()
+    for key in keys:
         if context.get_parameter_source(key) is not click.core.ParameterSource.DEFAULT:
             option = "--" + key.replace("_", "-")
-            raise UsageError(
-                f"{option} has no meaning with --delta, which makes no image",
-                hint="leave it out, or make an image: --tag",
-            )
+            raise UsageError(f"{option} {why}", hint="leave it out")
 
 
 @click.command()

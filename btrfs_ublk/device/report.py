@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,8 +94,12 @@ def show_device(name: str) -> Device:
     return look_at(directory, ask=True)
 
 
-def look_at(directory: DeviceDirectory, *, ask: bool = False) -> Device:
-    """Return a device; with ``ask``, its server is asked for statistics."""
+def look_at(
+    directory: DeviceDirectory, *, ask: bool = False, users: bool = True
+) -> Device:
+    """Return a device; with ``ask``, its server is asked for statistics. Without
+    ``users``, they are looked for only where its health hangs on them: the list of
+    mounts may be long."""
     try:
         directory.check()
         spec, state = directory.spec(), directory.state()
@@ -101,8 +107,8 @@ def look_at(directory: DeviceDirectory, *, ask: bool = False) -> Device:
         return Device(
             name=directory.name, health="damaged", reason=str(error), log=directory.log
         )
-    users = users_of(spec, state)
-    health, reason = _health(directory, spec, state, users)
+    find_users = cache(partial(users_of, spec, state))
+    health, reason = _health(directory, spec, state, find_users)
     stats = None
     if ask and is_alive(state.server):
         try:
@@ -118,7 +124,7 @@ def look_at(directory: DeviceDirectory, *, ask: bool = False) -> Device:
         reason=reason,
         spec=spec,
         state=state,
-        users=users,
+        users=find_users() if users else [],
         stats=stats,
         log=directory.log,
     )
@@ -142,7 +148,10 @@ def users_of(spec: DeviceSpec, state: DeviceState) -> list[str]:
 
 
 def _health(
-    directory: DeviceDirectory, spec: DeviceSpec, state: DeviceState, users: list[str]
+    directory: DeviceDirectory,
+    spec: DeviceSpec,
+    state: DeviceState,
+    find_users: Callable[[], list[str]],
 ) -> tuple[Health, str | None]:
     server = is_alive(state.server)
     if is_alive(state.supervisor) and is_locked(directory.lock):
@@ -168,7 +177,7 @@ def _health(
             "dead",
             f"reads wait until you run: btrfs-ublk device recover {directory.name}",
         )
-    if spec.front_end == "fuse" and users:
+    if spec.front_end == "fuse" and (users := find_users()):
         return "lost", (
             "supervisor, server and keeper have ended, and its FUSE connection with "
             f"them; it is {'; '.join(users)}: unmount it, which keeps what was written"

@@ -83,6 +83,7 @@ assert _DEV_INFO.size == 4096
 _SEARCH = struct.Struct("=QQQQQQQIII36x")
 _SEARCH_BYTES = 4096
 _EVERY = 2**64 - 1
+_MOST_ITEMS = 1 << 10  # more than fit into an answer
 #: struct btrfs_ioctl_search_header: transaction, object id, offset, type, length.
 _FOUND = struct.Struct("=QQQII")
 #: struct btrfs_inode_item begins: generation.
@@ -369,25 +370,20 @@ def subvolume_name(target: Path, number: int) -> bytes | None:
     None when there is no such subvolume. Raises BtrfsUblkError."""
     what = f"cannot look for subvolume {number} of the btrfs at {target}"
     key = (_ROOT_TREE, number, _ROOT_BACKREF_KEY)
-    found = _search(target, *key, 0, _EVERY, what=what)
-    if found is None:
-        return None
-    length: int = _ROOT_REF.unpack_from(found[1])[2]
-    return found[1][_ROOT_REF.size : _ROOT_REF.size + length]
+    for _, item in _items(target, *key, what=what):
+        length: int = _ROOT_REF.unpack_from(item)[2]
+        return item[_ROOT_REF.size : _ROOT_REF.size + length]
+    return None
 
 
 def _children(target: Path, subvolume: int) -> Iterator[tuple[int, int, int, bytes]]:
     """Yield of each subvolume that is in another, but not deeper: the other's id, its
     own, the inode number of its directory, its name."""
     what = f"cannot list the subvolumes in {target}"
-    key = (_ROOT_TREE, subvolume, _ROOT_REF_KEY)
-    found = _search(target, *key, 0, _EVERY, what=what)
-    while found:
-        number, item = found
+    for number, item in _items(target, _ROOT_TREE, subvolume, _ROOT_REF_KEY, what=what):
         inode, _, length = _ROOT_REF.unpack_from(item)
         name = item[_ROOT_REF.size : _ROOT_REF.size + length]
         yield subvolume, number, inode, name
-        found = _search(target, *key, number + 1, _EVERY, what=what)
 
 
 def set_read_only(subvolume: Path, read_only: bool = True) -> None:
@@ -473,6 +469,19 @@ def quota_limit(target: Path, subvolume: int) -> int | None:
     key = (_QUOTA_TREE, 0, _QGROUP_LIMIT_KEY, subvolume)
     flags, most = _QGROUP_LIMIT.unpack_from(_find_item(target, *key, what=what))
     return most if flags & _LIMIT_MOST else None
+
+
+def charges(target: Path) -> dict[int, tuple[int, int | None]]:
+    """Return both of all subvolumes, by number. Raises BtrfsUblkError, as both do."""
+    what = f"there are no quotas of the btrfs at {target}"
+    limits = {}
+    for number, item in _items(target, _QUOTA_TREE, 0, _QGROUP_LIMIT_KEY, what=what):
+        flags, most = _QGROUP_LIMIT.unpack_from(item)
+        limits[number] = most if flags & _LIMIT_MOST else None
+    return {
+        number: (_QGROUP_INFO.unpack_from(item)[1], limits.get(number))
+        for number, item in _items(target, _QUOTA_TREE, 0, _QGROUP_INFO_KEY, what=what)
+    }
 
 
 def quota_limit_if_any(target: Path, subvolume: int) -> int | None:
@@ -567,33 +576,38 @@ def _generation(target: Path, inode: int, subvolume: int, *, what: str) -> int:
 def _find_item(
     target: Path, tree: int, objectid: int, kind: int, offset: int, *, what: str
 ) -> bytes:
-    """Return the item of a key, and more bytes behind it."""
-    found = _search(target, tree, objectid, kind, offset, offset, what=what)
-    if found is None:
-        raise BtrfsUblkError(f"{what}: there is none")
-    return found[1]
+    """Return the item of a key."""
+    found = _items(target, tree, objectid, kind, least=offset, most=offset, what=what)
+    for _, item in found:
+        return item
+    raise BtrfsUblkError(f"{what}: there is none")
 
 
-def _search(
+def _items(
     target: Path,
     tree: int,
     objectid: int,
     kind: int,
-    least: int,
-    greatest: int,
     *,
+    least: int = 0,
+    most: int = _EVERY,
     what: str,
-) -> tuple[int, bytes] | None:
-    """Return the first item whose key has an offset from ``least`` to ``greatest``:
-    that offset, and the item with more bytes behind it."""
-    search = _SEARCH.pack(
-        tree, objectid, objectid, least, greatest, 0, _EVERY, kind, kind, 1
-    )
-    found = _ioctl(
-        target, _IOC_TREE_SEARCH, search.ljust(_SEARCH_BYTES, b"\0"), what=what
-    )
-    count: int = _SEARCH.unpack_from(found)[-1]
-    if not count:
-        return None
-    offset: int = _FOUND.unpack_from(found, _SEARCH.size)[2]
-    return offset, found[_SEARCH.size + _FOUND.size :]
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the items whose key has an offset from ``least`` to ``most``: that offset,
+    and the item."""
+    while least <= most:
+        search = _SEARCH.pack(
+            tree, objectid, objectid, least, most, 0, _EVERY, kind, kind, _MOST_ITEMS
+        )
+        found = _ioctl(
+            target, _IOC_TREE_SEARCH, search.ljust(_SEARCH_BYTES, b"\0"), what=what
+        )
+        count: int = _SEARCH.unpack_from(found)[-1]
+        if not count:
+            return
+        at = _SEARCH.size
+        for _ in range(count):
+            _, _, offset, _, length = _FOUND.unpack_from(found, at)
+            at += _FOUND.size + length
+            yield offset, found[at - length : at]
+        least = offset + 1

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 from btrfs_ublk.base.exports import exporter
 
 if TYPE_CHECKING:
-    from btrfs_ublk.volume.commit import apply_delta, commit_fork, write_delta
+    from btrfs_ublk.volume.commit import (
+        apply_delta,
+        commit_fork,
+        diff_fork,
+        write_delta,
+    )
     from btrfs_ublk.volume.definition import (
         SETTINGS,
         VolumeDefinition,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -78,10 +79,7 @@ def commit_fork(
     with up_with_image(name, base) as up:
         found = find_fork(up.mount, fork)
         if found.layer is None or found.layer.name not in up.layers:
-            raise UsageError(
-                f"which layer fork {fork!r} was made of is not known",
-                hint="it is a snapshot of something that is no layer, or is gone",
-            )
+            raise _unknown_layer(fork)
         chain_ids = up.layers[: up.layers.index(found.layer.name) + 1]
         base_access = image_access(up.definition)
     say("look the image up")
@@ -91,9 +89,7 @@ def commit_fork(
         try:
             changes, tree = _changes(found, moment)
         except OSError as error:
-            raise BtrfsUblkError(
-                f"cannot read fork {fork!r}: {error.strerror}"
-            ) from error
+            raise _unread(fork, error) from error
         sockets = 0
 
         def write(out: IO[bytes]) -> None:
@@ -123,7 +119,7 @@ def write_delta(
         found = find_fork(up.mount, fork)
     layer = found.layer
     if layer is None or not is_subvolume(layer):
-        raise UsageError(f"which layer fork {fork!r} was made of is not known")
+        raise _unknown_layer(fork)
     if nested_subvolumes(
         up.mount / OVERLAYS_DIRECTORY / fork if found.mode == "overlay" else found.path
     ):
@@ -142,6 +138,58 @@ def write_delta(
             raise BtrfsUblkError(
                 f"cannot write the delta of fork {fork!r} to {path}: {error.strerror}"
             ) from error
+
+
+def diff_fork(
+    name: str, fork: str, *, base: StrPath | None = None
+) -> list[tuple[str, Path]]:
+    """Return what a fork has changed at this moment, by path: each path with "added",
+    "changed" or "removed". No data are read. A directory has changed if its mode or
+    owner has. Raises UsageError, BtrfsUblkError."""
+    with up_with_image(name, base) as up:
+        found = find_fork(up.mount, fork)
+    if found.layer is None:
+        raise _unknown_layer(fork)
+    with _moment(name, found, up.mount, base) as moment:
+        try:
+            changes, tree = _changes(found, moment)
+            told = dict(_told(changes, tree, found.layer))
+        except OSError as error:
+            raise _unread(fork, error) from error
+    return [(told[path], Path("/", os.fsdecode(path))) for path in sorted(told)]
+
+
+def _told(changes: Changes, tree: Path, layer: Path) -> Iterator[tuple[bytes, str]]:
+    top, below = os.fsencode(tree), os.fsencode(layer)
+    for path in changes.opaque:
+        hidden = os.path.join(below, path)
+        if os.path.isdir(hidden) and not os.path.islink(hidden):
+            for name in os.listdir(hidden):
+                yield os.path.join(path, name), "removed"
+    for path in changes.removed:
+        yield path, "removed"
+    for path in changes.taken:
+        now = os.lstat(os.path.join(top, path))
+        try:
+            then = os.lstat(os.path.join(below, path))
+        except (FileNotFoundError, NotADirectoryError):
+            yield path, "added"
+            continue
+        fields = ("st_mode", "st_uid", "st_gid")
+        same = all(getattr(now, x) == getattr(then, x) for x in fields)
+        if not (same and stat.S_ISDIR(now.st_mode)):
+            yield path, "changed"
+
+
+def _unknown_layer(fork: str) -> UsageError:
+    return UsageError(
+        f"which layer fork {fork!r} was made of is not known",
+        hint="it is a snapshot of something that is no layer, or is gone",
+    )
+
+
+def _unread(fork: str, error: OSError) -> BtrfsUblkError:
+    return BtrfsUblkError(f"cannot read fork {fork!r}: {error.strerror}")
 
 
 def apply_delta(

@@ -22,7 +22,9 @@ def find_device(volume: VolumeDirectory, *, ask: bool = False) -> devices.Device
     directory = device_directory(volume.name)
     if not _is_of(directory, volume):
         return None
-    return devices.show_device(volume.name) if ask else devices.look_at(directory)
+    if ask:
+        return devices.show_device(volume.name)
+    return devices.look_at(directory, users=False)
 
 
 def refuse_foreign_device(volume: VolumeDirectory) -> None:

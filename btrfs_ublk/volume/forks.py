@@ -3,7 +3,11 @@ layer (docs/design/images.md).
 
     MOUNT/forks/NAME       a snapshot of the layer; or where an overlay is mounted
     MOUNT/overlays/NAME    what an overlay holds, and what it is made of
+    MOUNT/templates/LAYER  what a new overlay of that layer holds
     MOUNT/commits          snapshots that `image commit` reads; empty otherwise
+
+Nothing here looks at all forks but what lists them, so that the thousandth fork takes
+as long as the first.
 
 Functions here get the mount point of the volume's file system, and lock nothing.
 """
@@ -12,7 +16,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +37,9 @@ from btrfs_ublk.errors import (
 from btrfs_ublk.kernel.attributes import NO_COW, remove_acls, remove_attributes
 from btrfs_ublk.kernel.btrfs import (
     charged_bytes,
+    charges,
     commit_transaction,
+    create_deep_snapshot,
     create_snapshot,
     delete_subvolumes,
     enable_simple_quota,
@@ -43,7 +51,7 @@ from btrfs_ublk.kernel.btrfs import (
     subvolume_uuids,
 )
 from btrfs_ublk.kernel.mount import mount_now, unmount_now
-from btrfs_ublk.kernel.mountinfo import MountInfo
+from btrfs_ublk.kernel.mountinfo import MountInfo, texts_elsewhere
 from btrfs_ublk.kernel.users import pids_using
 from btrfs_ublk.units import exact_size
 from btrfs_ublk.volume.mounts import (
@@ -60,9 +68,15 @@ DEFAULT_FORK_MODE: ForkMode = "overlay"
 LAYERS_DIRECTORY = "layers"
 FORKS_DIRECTORY = "forks"
 OVERLAYS_DIRECTORY = "overlays"
+TEMPLATES_DIRECTORY = "templates"
 COMMITS_DIRECTORY = "commits"
 #: What is in these is deleted and mounted over, so no image may bring them.
-OUR_DIRECTORIES = (FORKS_DIRECTORY, OVERLAYS_DIRECTORY, COMMITS_DIRECTORY)
+OUR_DIRECTORIES = (
+    FORKS_DIRECTORY,
+    OVERLAYS_DIRECTORY,
+    TEMPLATES_DIRECTORY,
+    COMMITS_DIRECTORY,
+)
 #: In the subvolume of an overlay: its directories, and a link to its layer.
 OVERLAY = ".btrfs-ublk-overlay"
 UPPER = "upper"
@@ -76,6 +90,8 @@ OVERLAY_OPTIONS = ("index=off", "metacopy=off", "redirect_dir=off")
 _USED_TIMEOUT_S = 2.0
 #: Options are one text, in which these have a meaning.
 _SPECIAL = ",:\\"
+#: What lists of mounts show as it is.
+_PLAIN = re.compile(r"[\w.-]*", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,39 +127,87 @@ def make_fork(
     name that cannot be, or is taken, CapabilityError for a quota where there can be
     none, and BtrfsUblkError. Nothing of the fork is left then; but quotas that were
     enabled for it stay so, as others may have come to rely on them."""
-    is_overlay = mode == "overlay"
-    path, own = find_place(mount, name, is_overlay=is_overlay)
+    path, _ = find_place(mount, name, is_overlay=mode == "overlay")
     if quota_bytes is not None:
         _prepare_quota(mount, quota_bytes)
+    if mode == "overlay":
+        return _make_overlay(mount, name, _template_of(mount, layer), quota_bytes)
     make_directory(path.parent, 0o755)
-    if not is_overlay:
-        return create_snapshot(layer, path.parent, name, quota_bytes=quota_bytes)
-    make_directory(own.parent, 0o700)
+    return create_snapshot(layer, path.parent, name, quota_bytes=quota_bytes)
+
+
+def copy_fork(
+    mount: Path, name: str, source: str, *, quota_bytes: int | None = None
+) -> Path:
+    """Make a fork that is what the fork ``source`` is at this moment, in its mode;
+    return its path. Raises what make_fork() raises, and UsageError when there is no
+    such fork."""
+    fork = find_fork(mount, source)
+    path, own = find_place(mount, name, is_overlay=fork.mode == "overlay")
+    if quota_bytes is not None:
+        _prepare_quota(mount, quota_bytes)
+    if fork.mode == "overlay":
+        return _make_overlay(mount, name, own.with_name(source), quota_bytes)
     with ExitStack() as on_failure:
-        on_failure.push(undoing(lambda: _discard(own)))
-        create_snapshot(layer, own.parent, name, quota_bytes=quota_bytes)
-        try:
-            furnish_overlay(own, layer, os.path.relpath(layer, own / OVERLAY))
-        except OSError as error:
-            raise BtrfsUblkError(
-                f"cannot make {own / OVERLAY}: {error.strerror}"
-            ) from error
-        # The snapshot is on disk already. What makes it whole must be there before
-        # anybody writes to the fork: after a power loss, `up` removes half-made ones.
-        commit_transaction(own)
-        _mount_overlay(mount, name)
+        on_failure.push(undoing(lambda: _delete_snapshot(path, own)))
+        if fork.layer is not None:
+            # It would not be known when the other fork has gone.
+            make_directory(own.parent, 0o700)
+            own.symlink_to(os.path.relpath(fork.layer, own.parent))
+        create_deep_snapshot(fork.path, path.parent, name, quota_bytes=quota_bytes)
         on_failure.pop_all()
     return path
+
+
+def _delete_snapshot(path: Path, own: Path) -> None:
+    if is_subvolume(path):
+        delete_subvolumes(path)
+    _discard(own)
+
+
+def _template_of(mount: Path, layer: Path) -> Path:
+    """Return a subvolume with all that a new overlay of a layer has, which is made if
+    it is not there. A snapshot of it is whole at once, and on disk."""
+    path = mount / TEMPLATES_DIRECTORY / layer.name
+    if _is_half_made(path):
+        delete_subvolumes(path)
+    if not is_subvolume(path):
+        make_directory(path.parent, 0o700)
+        with ExitStack() as on_failure:
+            on_failure.push(undoing(lambda: delete_subvolumes(path)))
+            create_snapshot(layer, path.parent, path.name)
+            try:
+                furnish_overlay(path, layer, os.path.relpath(layer, path / OVERLAY))
+            except OSError as error:
+                raise BtrfsUblkError(
+                    f"cannot make {path / OVERLAY}: {error.strerror}"
+                ) from error
+            on_failure.pop_all()
+    return path
+
+
+def _make_overlay(
+    mount: Path, name: str, source: Path, quota_bytes: int | None
+) -> Path:
+    own = mount / OVERLAYS_DIRECTORY / name
+    make_directory(own.parent, 0o700)
+    make_directory(mount / FORKS_DIRECTORY, 0o755)
+    with ExitStack() as on_failure:
+        on_failure.push(undoing(lambda: _discard(own)))
+        create_snapshot(source, own.parent, name, quota_bytes=quota_bytes)
+        _mount_overlay(mount, name)
+        on_failure.pop_all()
+    return mount / FORKS_DIRECTORY / name
 
 
 def find_place(mount: Path, name: str, *, is_overlay: bool) -> tuple[Path, Path]:
     """Return where a new fork of this name is, and where what is written to it is, if
     it is an overlay. Raises UsageError when that cannot be."""
-    if not name or "/" in name or name in (".", "..") or len(os.fsencode(name)) > 255:
+    if not _is_name(name):
         raise UsageError(f"{name!r} cannot be the name of a fork")
     _refuse_links(mount)
     path, own = mount / FORKS_DIRECTORY / name, mount / OVERLAYS_DIRECTORY / name
-    if _is_half_made(own):
+    if _is_half_made(own) or (own.is_symlink() and not os.path.lexists(path)):
         _discard(own)
     for one in (path, own):
         if os.path.lexists(one):
@@ -158,6 +222,11 @@ def find_place(mount: Path, name: str, *, is_overlay: bool) -> tuple[Path, Path]
             hint="choose another name, or mount point; or make a snapshot",
         )
     return path, own
+
+
+def _is_name(name: str) -> bool:
+    bad = not name or "/" in name or name in (".", "..")
+    return not bad and len(os.fsencode(name)) <= 255
 
 
 def adopt_fork(mount: Path, name: str, subvolume: Path, layer: Path) -> Path:
@@ -276,17 +345,26 @@ def _is_half_made(own: Path) -> bool:
     return is_subvolume(own) and not (own / OVERLAY / LAYER).is_symlink()
 
 
+def _is_mounted(path: Path) -> bool:
+    """Whether a directory of the top level, which is no subvolume, is mounted over."""
+    try:
+        return os.lstat(path).st_dev != os.lstat(path.parent).st_dev
+    except FileNotFoundError:
+        return False
+
+
 def _discard(own: Path) -> None:
-    mount = own.parent.parent
-    path = mount / FORKS_DIRECTORY / own.name
+    path = own.parent.parent / FORKS_DIRECTORY / own.name
     # A signal comes when mount(2) has ended.
-    if path in {each.target for each in _overlays_at(mount)}:
+    if own != path and is_subvolume(own) and _is_mounted(path):
         _unmount(path)
     # NB: first, as nobody would find it without the other.
     with suppress(OSError):  # it is no empty directory
         path.rmdir()
     if is_subvolume(own):
         delete_subvolumes(own)
+    elif own.is_symlink():
+        own.unlink()
 
 
 def upper_of(mount: Path, name: str) -> Path:
@@ -322,7 +400,6 @@ def mount_overlays(mount: Path) -> None:
     warning. An overlay that cannot be mounted causes a warning, too. Raises
     BtrfsUblkError."""
     _refuse_links(mount)
-    there = {each.target for each in _overlays_at(mount)}
     for name in _names(mount / OVERLAYS_DIRECTORY):
         own = mount / OVERLAYS_DIRECTORY / name
         try:
@@ -332,7 +409,7 @@ def mount_overlays(mount: Path) -> None:
                     "removed fork %s, which a command left half made, or half removed",
                     name,
                 )
-            elif is_subvolume(own) and mount / FORKS_DIRECTORY / name not in there:
+            elif is_subvolume(own) and not _is_mounted(mount / FORKS_DIRECTORY / name):
                 _mount_overlay(mount, name)
         except BtrfsUblkError as error:
             log.warning("%s", error)
@@ -355,10 +432,6 @@ def _unmount(target: Path) -> None:
         ) from error
 
 
-def _overlays_at(mount: Path) -> list[MountInfo]:
-    return mounts_of(filesystem_uuid(mount), fs_type="overlay")
-
-
 def _names(directory: Path) -> list[str]:
     try:
         return sorted(os.listdir(directory))
@@ -369,55 +442,78 @@ def _names(directory: Path) -> list[str]:
 def list_forks(mount: Path) -> list[Fork]:
     """Return the forks by name."""
     _refuse_links(mount)
-    layers = {
+    quotas: dict[int, tuple[int, int | None]] = {}
+    with suppress(BtrfsUblkError):  # there are no quotas
+        quotas = charges(mount)
+    layers = _layers(mount)
+    names = {*_names(mount / OVERLAYS_DIRECTORY), *_names(mount / FORKS_DIRECTORY)}
+    found = (
+        _look(mount, name, layers, lambda own: quotas and quotas[subvolume_id(own)])
+        for name in sorted(names)
+    )
+    return [each for each in found if each is not None]
+
+
+def _layers(mount: Path) -> dict[UUID, Path]:
+    return {
         subvolume_uuids(path)[0]: path
         for name in _names(mount / LAYERS_DIRECTORY)
         if is_subvolume(path := mount / LAYERS_DIRECTORY / name)
     }
-    mounted = {each.target for each in _overlays_at(mount)}
-    found = []
-    for name in _names(mount / OVERLAYS_DIRECTORY):
-        own = mount / OVERLAYS_DIRECTORY / name
-        if is_subvolume(own) and not _is_half_made(own):
-            layer = Path(os.path.realpath(own / OVERLAY / LAYER))
-            path = mount / FORKS_DIRECTORY / name
-            found.append(_fork(path, own, "overlay", layer, path in mounted))
-    overlays = {each.name for each in found}
-    for name in _names(mount / FORKS_DIRECTORY):
-        path = mount / FORKS_DIRECTORY / name
-        if name not in overlays and is_subvolume(path):
-            parent = subvolume_uuids(path)[1]
-            layer_ = layers.get(parent) if parent else None
-            found.append(_fork(path, path, "snapshot", layer_, True))
-    return sorted(found, key=lambda each: each.name)
 
 
-def _fork(
-    path: Path, own: Path, mode: ForkMode, layer: Path | None, is_mounted: bool
-) -> Fork:
-    number = subvolume_id(own)
-    used_bytes = quota_bytes = None
-    with suppress(BtrfsUblkError):  # there are no quotas
-        used_bytes = charged_bytes(own, number)
-        quota_bytes = quota_limit(own, number)
+def _look(
+    mount: Path,
+    name: str,
+    layers: Mapping[UUID, Path],
+    quota_of: Callable[[Path], Any],
+) -> Fork | None:
+    """Return the fork of a name, None when there is none."""
+    own, path = mount / OVERLAYS_DIRECTORY / name, mount / FORKS_DIRECTORY / name
+    mode: ForkMode = "overlay" if is_subvolume(own) else "snapshot"
+    link = own / OVERLAY / LAYER if mode == "overlay" else own
+    layer = None
+    with suppress(OSError):  # it is half-made, or no copy of a fork
+        layer = Path(os.path.normpath(link.parent / os.readlink(link)))
+    if mode == "snapshot":
+        if not is_subvolume(own := path):
+            return None
+        layer = layer or layers.get(subvolume_uuids(path)[1] or UUID(int=0))
+    elif layer is None:
+        return None
+    quota = None
+    with suppress(BtrfsUblkError, KeyError):  # there are no quotas
+        quota = quota_of(own)
+    used_bytes, quota_bytes = quota or (None, None)
     return Fork(
-        name=path.name,
+        name=name,
         mode=mode,
         path=path,
         layer=layer,
-        is_mounted=is_mounted,
+        is_mounted=mode == "snapshot" or _is_mounted(path),
         used_bytes=used_bytes,
         quota_bytes=quota_bytes,
     )
 
 
+def _quota_of(own: Path) -> tuple[int, int | None]:
+    number = subvolume_id(own)
+    return charged_bytes(own, number), quota_limit(own, number)
+
+
+def look_up_fork(mount: Path, name: str) -> Fork | None:
+    """Return one of the forks, None when there is none of that name."""
+    _refuse_links(mount)
+    if not _is_name(name):
+        return None
+    return _look(mount, name, _layers(mount), _quota_of)
+
+
 def find_fork(mount: Path, name: str) -> Fork:
     """Return one of the forks. Raises UsageError when there is none of that name."""
-    found = list_forks(mount)
-    for each in found:
-        if each.name == name:
-            return each
-    names = ", ".join(each.name for each in found)
+    if (found := look_up_fork(mount, name)) is not None:
+        return found
+    names = ", ".join(each.name for each in list_forks(mount))
     raise UsageError(
         f"there is no fork {name!r} in {mount}", hint=f"there are: {names or 'none'}"
     )
@@ -427,19 +523,24 @@ def remove_fork(mount: Path, name: str) -> None:
     """Remove a fork with what was written to it, for good. Raises UsageError when there
     is none of that name, LeftoverError while it is in use."""
     fork = find_fork(mount, name)
-    users = _users_of(fork, mount)
-    if users:
+    hint = "end what uses it, and try again"
+    if users := _users_of(fork, mount):
         raise LeftoverError(
             f"fork {name!r} is in use, and was not removed: {'; '.join(users)}",
-            hint="end what uses it, and try again",
+            hint=hint,
         )
+    own = mount / OVERLAYS_DIRECTORY / name
     with deferred():  # half of it would be of no use
         if fork.mode == "snapshot":
-            delete_subvolumes(fork.path)
+            _delete_snapshot(fork.path, own)
         else:
             if fork.is_mounted:
-                _unmount(fork.path)
-            own = mount / OVERLAYS_DIRECTORY / name
+                try:
+                    _unmount(fork.path)
+                except LeftoverError as error:
+                    raise LeftoverError(
+                        f"fork {name!r} was not removed: {error.message}", hint=hint
+                    ) from error
             # From here on it is half-made, and the next command goes on with it.
             (own / OVERLAY / LAYER).unlink(missing_ok=True)
             _discard(own)
@@ -448,7 +549,28 @@ def remove_fork(mount: Path, name: str) -> None:
 
 
 def _users_of(fork: Fork, mount: Path) -> list[str]:
-    """Describe, for people, who uses a fork."""
+    """Describe, for people, who uses a fork. The kernel knows who uses a mount of an
+    overlay, and this looks only for its other mounts."""
+    users = []
+    if fork.mode == "snapshot":
+        users = list(pids_using(fork.path).values())
+        plain = _PLAIN.match(fork.name)
+        mark = f" /{FORKS_DIRECTORY}/{plain[0] if plain else ''}"
+    elif fork.is_mounted:
+        number = fork.path.stat().st_dev
+        mark = f" {os.major(number)}:{os.minor(number)} "
+    else:
+        return []
+    # With many forks, parsing all mounts of all namespaces takes long.
+    here = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+    if here.count(mark) > (fork.mode == "overlay") or any(
+        mark in text for _, text in texts_elsewhere()
+    ):
+        users += _other_mounts(fork, mount)
+    return users
+
+
+def _other_mounts(fork: Fork, mount: Path) -> list[str]:
     fsid = filesystem_uuid(mount)
     here = mounts_of(fsid)
     tops = [each.root for each in here if each.target == mount]
@@ -461,7 +583,6 @@ def _users_of(fork: Fork, mount: Path) -> list[str]:
         return one.fs_type == "btrfs" and one.root.is_relative_to(place)
 
     return [
-        *pids_using(fork.path).values(),
         *(
             f"it is mounted at {each.target} as well"
             for each in here

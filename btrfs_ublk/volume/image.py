@@ -32,7 +32,9 @@ from btrfs_ublk.volume.forks import (
     OUR_DIRECTORIES,
     Fork,
     ForkMode,
+    copy_fork,
     list_forks,
+    look_up_fork,
     make_fork,
     remove_fork,
 )
@@ -463,6 +465,7 @@ def fork_image(
     name: str,
     fork: str,
     *,
+    source: str | None = None,
     layer: str | None = None,
     mode: ForkMode = DEFAULT_FORK_MODE,
     quota_bytes: int | None = None,
@@ -471,19 +474,22 @@ def fork_image(
     """Make a writable copy of the root file system of an image's volume that is up, in
     no time, below ``forks``: a snapshot, or an overlay. Returns its path.
 
+    With ``source``, it is what the fork of that name is at this moment, in its mode.
     ``layer`` is the chain ID of another layer than the last. ``quota_bytes`` limits
     what may be written to it. Raises UsageError for a volume that is not up or of no
     image, and for a name that is taken, CapabilityError for a quota where there can be
     none.
     """
     with up_with_image(name, base) as up:
+        if source is not None:
+            return copy_fork(up.mount, fork, source, quota_bytes=quota_bytes)
         if layer is not None and layer not in up.layers:
             raise UsageError(
                 f"volume {name!r} has no layer {layer}",
                 hint=f"there are: {', '.join(up.layers)}",
             )
-        source = up.mount / LAYERS_DIRECTORY / (layer or up.layers[-1])
-        return make_fork(up.mount, fork, source, mode=mode, quota_bytes=quota_bytes)
+        below = up.mount / LAYERS_DIRECTORY / (layer or up.layers[-1])
+        return make_fork(up.mount, fork, below, mode=mode, quota_bytes=quota_bytes)
 
 
 def ensure_fork(
@@ -492,9 +498,9 @@ def ensure_fork(
     """Return the path of a fork of an image's volume that is up. It is made as by
     fork_image(), if there is none of that name. Raises what fork_image() raises."""
     with up_with_image(name, base) as up:
-        there = (each.path for each in list_forks(up.mount) if each.name == fork)
-        layer = up.mount / LAYERS_DIRECTORY / up.layers[-1]
-        return next(there, None) or make_fork(up.mount, fork, layer)
+        if (there := look_up_fork(up.mount, fork)) is not None:
+            return there.path
+        return make_fork(up.mount, fork, up.mount / LAYERS_DIRECTORY / up.layers[-1])
 
 
 def forks_of_image(

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
+from uuid import UUID
 
 from btrfs_ublk import device as devices
 from btrfs_ublk import kernel as resources
@@ -17,6 +18,7 @@ from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.device.locks import is_locked
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.kernel.btrfs import filesystem_uuid
 from btrfs_ublk.volume.device import explain_devices, find_device
 from btrfs_ublk.volume.entry import describe_source
 from btrfs_ublk.volume.mounts import is_mounted, is_read_only, mount_points
@@ -300,6 +302,12 @@ def _file_of(volume: VolumeDirectory, source: int) -> str | None:
     return None
 
 
+def _shows(mount: Path, fsid: UUID) -> bool:
+    with suppress(BtrfsUblkError):
+        return filesystem_uuid(mount) == fsid
+    return False
+
+
 def _state_of(
     volume: VolumeDirectory,
     device: devices.Device | None,
@@ -319,11 +327,12 @@ def _state_of(
             "it is not mounted: a command was killed, or it was unmounted by hand; to "
             f"repair it: btrfs-ublk volume up {volume.name} (or volume down)",
         )
-    points = mount_points(fsid)
-    if not points:
-        return "broken", "it is mounted in another mount namespace only"
-    if mount not in points:
-        return "broken", f"it is mounted at {points[0]}, and not at {mount}"
+    if not _shows(mount, fsid):  # the list of all mounts may be long
+        points = mount_points(fsid)
+        if not points:
+            return "broken", "it is mounted in another mount namespace only"
+        if mount not in points:
+            return "broken", f"it is mounted at {points[0]}, and not at {mount}"
     if device is None:
         return (
             "broken",

@@ -28,6 +28,7 @@ _VM, _IN_A_VM = "without-ublk.md", "scripts/vm "
 _NEEDED: dict[str, tuple[Capability, ...]] = {
     "images.md": (REGISTRY, Program("skopeo", "skopeo"), Program("busybox", "busybox")),
     "podman.md": (REGISTRY, Program("busybox", "busybox"), PODMAN),
+    "sandboxes.md": (Program("skopeo", "skopeo"), Program("busybox", "busybox")),
     "sources.md": (REGISTRY, WEED),
     "site-caches.md": (NGINX,),
 }
