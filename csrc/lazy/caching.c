@@ -177,7 +177,7 @@ void unit_look_up(struct unit *unit)
 	unit_set(unit, UNIT_LOOKING);
 	unit->timer.expire = time_is_over;
 	timer_set(&core->timers, &unit->timer, clock_now_ns() + LOOK_UP_MS * NS_PER_MS);
-	core_cache_submit(core, &look_up->job);
+	core_submit(&core->cache_workers, &look_up->job);
 }
 
 static int put(struct unit *unit)
@@ -279,7 +279,7 @@ static void put_some(struct core *core)
 		return;
 	core->put_job.work = put_all;
 	core->put_job.done = have_been_put;
-	core_put_submit(core, &core->put_job);
+	core_submit(&core->putters, &core->put_job);
 }
 
 static void put_is_due(struct timer *timer)

@@ -265,7 +265,7 @@ static void begin_look(struct complete *complete)
 	}
 	complete->looking = true;
 	complete->job = (struct pool_job){ .work = look, .done = looked, .place = PLACE };
-	core_cache_submit(complete->core, &complete->job);
+	core_submit(&complete->core->cache_workers, &complete->job);
 }
 
 /* Its prefetch has ended. */

@@ -40,22 +40,10 @@ static void job_ended(struct core *core, struct completion *completion)
 	job->done(job);
 }
 
-void core_submit(struct core *core, struct pool_job *job)
+void core_submit(struct worker_pool *pool, struct pool_job *job)
 {
 	job->ended.take = job_ended;
-	worker_pool_submit(&core->workers, job);
-}
-
-void core_cache_submit(struct core *core, struct pool_job *job)
-{
-	job->ended.take = job_ended;
-	worker_pool_submit(&core->cache_workers, job);
-}
-
-void core_put_submit(struct core *core, struct pool_job *job)
-{
-	job->ended.take = job_ended;
-	worker_pool_submit(&core->putters, job);
+	worker_pool_submit(pool, job);
 }
 
 uint64_t core_slots(const struct core *core, const struct source *source)

@@ -237,10 +237,8 @@ void completion_put(struct core *core, struct completion *completion);
 void core_send(struct core *core, struct completion *completion);
 /* Moves what was sent into the queue. */
 void core_receive(struct core *core);
-/* Submits a job to the core's own workers, to those of the cache, or to the one that puts in. */
-void core_submit(struct core *core, struct pool_job *job);
-void core_cache_submit(struct core *core, struct pool_job *job);
-void core_put_submit(struct core *core, struct pool_job *job);
+/* Submits a job to some of the core's workers. */
+void core_submit(struct worker_pool *pool, struct pool_job *job);
 /* How many fetches a host may have for such units, if it does not fail. */
 uint64_t core_slots(const struct core *core, const struct source *source);
 

@@ -9,7 +9,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 #include <uv.h>
@@ -66,7 +65,6 @@ struct server_fetcher {
 	uv_prepare_t before_wait;
 	uv_idle_t has_more; /* something is left, so the loop does not wait */
 	struct timer rest;  /* when memory is given back */
-	bool edges;	    /* each write to the eventfd wakes the loop, which need not read it */
 	pthread_t thread;
 	/* Of whoever has the core and the loop: the fetcher's thread but while it waits, or a reader. */
 	pthread_mutex_t lock;
@@ -171,30 +169,16 @@ static void on_wait(uv_prepare_t *before_wait)
 	leave(fetcher);
 }
 
-/*
- * Reads the eventfd, and has epoll report each further write: libuv asks for what is readable, and
- * leaves its entry alone from then on.
- */
-static void settle_wake(struct server_fetcher *fetcher)
-{
-	int fd = fetcher->core.wake_fd;
-	struct epoll_event edges = { .events = EPOLLIN | EPOLLET, .data.fd = fd };
-	eventfd_t unused;
-
-	eventfd_read(fd, &unused);
-	fetcher->edges = !epoll_ctl(uv_backend_fd(&fetcher->loop), EPOLL_CTL_MOD, fd, &edges);
-}
-
 static void on_wake(uv_poll_t *wake, int status, int events)
 {
 	struct server_fetcher *fetcher = wake->data;
 	struct core *core = &fetcher->core;
+	eventfd_t unused;
 	bool stopping;
 
 	enter(&fetcher->fetcher);
 	/* First, so that later messages wake the loop again. */
-	if (!fetcher->edges)
-		settle_wake(fetcher);
+	eventfd_read(core->wake_fd, &unused);
 	stopping = __atomic_load_n(&fetcher->stopping, __ATOMIC_ACQUIRE);
 	core_receive(core);
 	if (relaxed_load(&core->abandoned))
@@ -220,29 +204,9 @@ static void *fetcher_main(void *argument)
 	return NULL;
 }
 
-static void own_finished(struct worker_pool *pool, struct pool_job *job)
+static void has_finished(struct worker_pool *pool, struct pool_job *job)
 {
-	core_send(container_of(pool, struct core, workers), &job->ended);
-}
-
-static void cache_finished(struct worker_pool *pool, struct pool_job *job)
-{
-	core_send(container_of(pool, struct core, cache_workers), &job->ended);
-}
-
-static void put_finished(struct worker_pool *pool, struct pool_job *job)
-{
-	core_send(container_of(pool, struct core, putters), &job->ended);
-}
-
-static void mirror_finished(struct worker_pool *pool, struct pool_job *job)
-{
-	core_send(&container_of(pool, struct server_fetcher, mirror_workers)->core, &job->ended);
-}
-
-static void spawn_finished(struct worker_pool *pool, struct pool_job *job)
-{
-	core_send(&container_of(pool, struct server_fetcher, spawners)->core, &job->ended);
+	core_send(pool->owner, &job->ended);
 }
 
 static void mirror_job_ended(struct core *core, struct completion *completion)
@@ -332,38 +296,41 @@ static void set_options(struct server_fetcher *fetcher, const struct fetcher_opt
 static int start_threads(struct server_fetcher *fetcher, bool spawns)
 {
 	struct core *core = &fetcher->core;
+	const struct {
+		struct worker_pool *pool, settings;
+		unsigned count;
+	} pools[] = {
+		{ &core->workers,
+		  { .name = "fetch-worker",
+		    .role = CONFINE_FETCH,
+		    .max_per_place = fetcher->worker_count,
+		    .spare = WORKERS_SPARE },
+		  fetcher->worker_count + WORKERS_SPARE },
+		{ &fetcher->mirror_workers,
+		  { .name = "mirror-worker",
+		    .role = CONFINE_HELPERS,
+		    .max_per_place = HOST_BLOCKING_MAX,
+		    .spare = MIRROR_WORKERS_SPARE },
+		  MIRROR_WORKERS },
+		{ &fetcher->spawners, { .name = "spawner", .role = CONFINE_SPAWN }, spawns },
+		{ &core->cache_workers,
+		  { .name = "cache-worker", .role = CONFINE_FETCH },
+		  core->cache ? CACHE_WORKERS : 0 },
+		{ &core->putters,
+		  { .name = "cache-putter", .role = CONFINE_FETCH, .nice = PUTTER_NICE },
+		  core->cache ? 1 : 0 },
+	};
 	int err = lazy_small_stacks();
 
-	core->workers.finished = own_finished;
-	core->workers.name = "fetch-worker";
-	core->workers.role = CONFINE_FETCH;
-	core->workers.max_per_place = fetcher->worker_count;
-	core->workers.spare = WORKERS_SPARE;
-	fetcher->mirror_workers.finished = mirror_finished;
-	fetcher->mirror_workers.name = "mirror-worker";
-	fetcher->mirror_workers.role = CONFINE_HELPERS;
-	fetcher->mirror_workers.max_per_place = HOST_BLOCKING_MAX;
-	fetcher->mirror_workers.spare = MIRROR_WORKERS_SPARE;
-	fetcher->spawners.finished = spawn_finished;
-	fetcher->spawners.name = "spawner";
-	fetcher->spawners.role = CONFINE_SPAWN;
-	core->cache_workers.finished = cache_finished;
-	core->cache_workers.name = "cache-worker";
-	core->cache_workers.role = CONFINE_FETCH;
-	core->putters.finished = put_finished;
-	core->putters.name = "cache-putter";
-	core->putters.role = CONFINE_FETCH;
-	core->putters.nice = PUTTER_NICE;
-	if (!err)
-		err = worker_pool_start(&core->workers, fetcher->worker_count + WORKERS_SPARE);
-	if (!err)
-		err = worker_pool_start(&fetcher->mirror_workers, MIRROR_WORKERS);
-	if (!err && spawns)
-		err = worker_pool_start(&fetcher->spawners, 1);
-	if (!err && core->cache)
-		err = worker_pool_start(&core->cache_workers, CACHE_WORKERS);
-	if (!err && core->cache)
-		err = worker_pool_start(&core->putters, 1);
+	for (size_t i = 0; !err && i < sizeof(pools) / sizeof(*pools); i++) {
+		struct worker_pool *pool = pools[i].pool;
+
+		*pool = pools[i].settings;
+		pool->finished = has_finished;
+		pool->owner = core;
+		if (pools[i].count)
+			err = worker_pool_start(pool, pools[i].count);
+	}
 	if (!err)
 		err = -pthread_create(&fetcher->thread, NULL, fetcher_main, fetcher);
 	return err;

@@ -24,7 +24,7 @@ static void have_done(struct unit *unit, uint64_t place, void (*work)(struct poo
 	unit->job.work = work;
 	unit->job.done = done;
 	unit->job.place = place;
-	core_submit(unit->core, &unit->job);
+	core_submit(&unit->core->workers, &unit->job);
 }
 
 static int pin_identity(const struct unit *unit)
@@ -179,7 +179,7 @@ void unit_expect(const struct unit *unit)
 		.source = unit->source,
 		.number = unit->number,
 	};
-	core_submit(unit->core, &load->job);
+	core_submit(&unit->core->workers, &load->job);
 }
 
 bool unit_verify(struct unit *unit)

@@ -39,6 +39,7 @@ struct pool_job {
 struct worker_pool {
 	/* Set by the caller. Called on the worker when a job's work is done. */
 	void (*finished)(struct worker_pool *pool, struct pool_job *job);
+	void *owner;	  /* for that function */
 	const char *name; /* of the threads, at most 15 characters */
 	enum confine_role role;
 	/*
