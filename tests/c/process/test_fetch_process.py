@@ -200,8 +200,8 @@ def waits_of(pid: int, thread: str) -> int:
 def test_a_miss_wakes_the_fetcher_seldom(
     sanitized_build: Path, server: ScriptedServer
 ) -> None:
-    """Once: the reader sends the request, and the process tells of its end alone. It was
-    four times. A busy machine adds some, as what is late is told of in parts."""
+    """Once: the reader sends the request, and the process tells of its end alone. It
+    was four times. A busy machine adds some, as what is late is told of in parts."""
     reads, size = 50, 4096
     with fetch_shell(sanitized_build) as shell:
         source = shell.add(source_of(server, unit=size))
