@@ -27,6 +27,7 @@ import click
 
 from btrfs_ublk.base.log import log, setup_logging
 from btrfs_ublk.base.signals import exit_status_of, importing, interruptible
+from btrfs_ublk.base.text import table, visible
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.units import parse_size
 
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 #: Finds a command's help in the source of its module: the docstring of ``command``.
 _HELP = re.compile(r'^def command\(.*?\) -> \w+:\n    """(.*?)"""', re.M | re.S)
 
-#: Control characters but tab and newline, and what changes the direction of writing.
-_CONTROLS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 #: For every command that prints data.
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 #: For commands that print long lists, which they do while they read them.
@@ -234,21 +233,9 @@ def _tell_notes(error: BaseException) -> None:
         click.echo(f"  note: {visible(note)}", err=True)
 
 
-def visible(text: str) -> str:
-    """Return a text in which control characters are shown as escapes. It may be of
-    others, as a registry's answer or the name of a file, and terminals obey them.
-    """
-    return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
-
-
 def print_rows(rows: Sequence[Sequence[str]]) -> None:
-    """Print a table for people. The first row is the headings, and each column is as
-    wide as its longest text."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        padded = zip(row, widths, strict=True)
-        line = "  ".join(text.ljust(width) for text, width in padded).rstrip()
-        click.echo(visible(line))
+    """Print a table for people: see table()."""
+    click.echo(table(rows))
 
 
 def say_resolved(image: str, digest: str) -> None:

@@ -160,7 +160,6 @@ def up(
     one (auto, where the kernel can), queue fails them; new reads wait. fail-io fails
     these too, until the next server is there. none: the device goes.
     """
-    devices.allow_fork()
     make = devices.have_device if if_missing else devices.add_device
     device = make(
         name,

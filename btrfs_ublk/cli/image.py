@@ -17,10 +17,10 @@ from btrfs_ublk.base.entry import (
     PathType,
     json_option,
     print_rows,
-    visible,
 )
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.signals import too_late
+from btrfs_ublk.base.text import visible
 from btrfs_ublk.cli.image_forks import (
     apply,
     changes,

@@ -10,12 +10,13 @@ import click
 
 from btrfs_ublk import image as images
 from btrfs_ublk import volume as volumes
-from btrfs_ublk.base.entry import PathType, SizeType, json_option, print_rows, visible
+from btrfs_ublk.base.entry import PathType, SizeType, json_option
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.cli.image_options import with_access
 from btrfs_ublk.cli.volume_options import confirm, volume_name, volumes_base
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import format_size
+from btrfs_ublk.volume.texts import fork_text, forks_text
 
 
 @click.command()
@@ -75,7 +76,7 @@ def fork(
     )
     keys = {"name": name, "fork": fork, "path": str(made)}
     keys |= {"mode": mode} if source is None else {"from": source}
-    click.echo(json.dumps(keys) if as_json else made)
+    click.echo(fork_text(keys, as_json=as_json))
 
 
 @click.command()
@@ -111,18 +112,7 @@ def forks(name: str, base: Path | None, as_json: bool) -> None:
     since the first one with a quota was made.
     """
     found = volumes.forks_of_image(name, base=base)
-    if as_json:
-        click.echo(json.dumps([each.to_dict() for each in found], indent=2))
-        return
-    rows = [("FORK", "MODE", "USED", "QUOTA", "PATH")]
-    for each in found:
-        path = visible(str(each.path)) + ("" if each.is_mounted else " (not mounted)")
-        used, quota = (
-            "-" if size is None else format_size(size)
-            for size in (each.used_bytes, each.quota_bytes)
-        )
-        rows.append((visible(each.name), each.mode, used, quota, path))
-    print_rows(rows)
+    click.echo(forks_text(found, as_json=as_json))
 
 
 @click.command()

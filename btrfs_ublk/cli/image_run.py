@@ -10,7 +10,6 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from btrfs_ublk import device as devices
 from btrfs_ublk import image as images
 from btrfs_ublk import volume as volumes
 from btrfs_ublk.base.log import log
@@ -81,7 +80,6 @@ def bring_up(
         raise UsageError(
             f"volume {name!r} is defined in {found.file}", hint="write it there"
         )
-    devices.allow_fork()
     with progress(f"bring image {image} up"):
         return volumes.up_volume(
             name, replace(found.definition, **changed), base=base, made=made

@@ -14,10 +14,10 @@ from btrfs_ublk.base.entry import (
     PathType,
     json_option,
     print_rows,
-    visible,
 )
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.signals import deferred
+from btrfs_ublk.base.text import visible
 from btrfs_ublk.cli.volume_options import volume_name, volumes_base
 
 _STORE = "/var/lib/btrfs-ublk/podman"

@@ -19,7 +19,6 @@ from btrfs_ublk.base.entry import (
     PathType,
     SizeType,
     json_option,
-    print_rows,
     say_resolved,
     stacked,
 )
@@ -46,10 +45,8 @@ from btrfs_ublk.cli.volume_snapshots import (
 )
 from btrfs_ublk.cli.volume_trees import add_image, add_tree
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
-from btrfs_ublk.units import exact_size, format_size, parse_block_size
-
-#: In text.
-_SHOWN_FILES = 20
+from btrfs_ublk.units import format_size, parse_block_size
+from btrfs_ublk.volume.texts import volume_text, volumes_text
 
 
 @click.group(
@@ -151,8 +148,8 @@ def up(
         [x for x in entered if isinstance(x, volumes.VolumeTree)]
     )
     images: list[tuple[str, str]] = []
-    devices.allow_fork()
-    with progress(f"bring volume {name} up"):
+    # The daemon starts while this imports what makes a volume.
+    with devices.daemon_starting(), progress(f"bring volume {name} up"):
         volume = volumes.up_volume(
             name,
             definition,
@@ -247,23 +244,7 @@ def list_command(base: Path | None, as_json: bool) -> None:
     whole), damaged (its files are invalid): `volume status` says why.
     """
     found = volumes.list_volumes(base=base)
-    if as_json:
-        click.echo(json.dumps([volume.to_dict() for volume in found], indent=2))
-        return
-    rows = [("NAME", "STATE", "MOUNT", "DEVICE", "SIZE", "USED", "FILES")]
-    for volume in found:
-        rows.append(
-            (
-                volume.name,
-                volume.state,
-                str(volume.mount or "-"),
-                str(volume.device or "-"),
-                _exact(volume.size_bytes),
-                _rough(volume.used_bytes),
-                str(len(volume.files)),
-            )
-        )
-    print_rows(rows)
+    click.echo(volumes_text(found, as_json=as_json))
 
 
 @command.command()
@@ -279,10 +260,7 @@ def status(name: str, base: Path | None, as_json: bool) -> int:
     Exit status 0: it is up; 1: it is down, or broken (it says why).
     """
     volume = volumes.show_volume(name, base=base)
-    if as_json:
-        click.echo(json.dumps(volume.to_dict(), indent=2))
-    else:
-        _print(volume)
+    click.echo(volume_text(volume, as_json=as_json))
     return 0 if volume.is_up else 1
 
 
@@ -342,50 +320,6 @@ def clone(
             )
     keys = {"path": str(made), "offset": offset, "size_bytes": length}
     click.echo(json.dumps(keys) if as_json else made)
-
-
-def _exact(size_bytes: int | None) -> str:
-    return "-" if size_bytes is None else exact_size(size_bytes)
-
-
-def _rough(size_bytes: int | None) -> str:
-    return "-" if size_bytes is None else format_size(size_bytes)
-
-
-def _print(volume: volumes.KeptVolume) -> None:
-    lines: list[tuple[str, object]] = [("state", volume.state)]
-    if volume.reason:
-        lines.append(("because", volume.reason))
-    if volume.failing:
-        lines.append(("failing", volume.failing))
-    lines += [("disk", problem) for problem in volume.disk_problems]
-    lines += [
-        ("mount", volume.mount or "-"),
-        ("device", volume.device or "-"),
-        ("front end", volume.front_end or "-"),
-        ("fsid", volume.fsid or "-"),
-        ("virtual data", _exact(volume.size_bytes)),
-        ("mapped", _rough(volume.mapped_bytes)),
-        ("writable", _exact(volume.writable_bytes)),
-        ("used", _rough(volume.used_bytes)),
-        ("cache", volume.cache or "-"),
-        *([("complete", volume.complete)] if volume.complete else []),
-        *([("snapshots", " ".join(volume.snapshots))] if volume.snapshots else []),
-        ("kept in", volume.directory),
-    ]
-    for name, value in lines:
-        click.echo(f"{name:14} {value}")
-    for tree in volume.trees:
-        size = f"{tree['files']} files, {format_size(tree['size_bytes'])}"
-        click.echo(f"{'tree':14} {tree['path']}: {size} from {tree['origin']}")
-    for file in volume.files[:_SHOWN_FILES]:
-        gone = ", removed since" if file.present is False else ""
-        size = format_size(file.size_bytes)
-        if file.cached_bytes is not None:
-            size = f"{format_size(file.cached_bytes)} of {size} are here,"
-        click.echo(f"{'file':14} {file.path}: {size} from {file.origin}{gone}")
-    if (more := len(volume.files) - _SHOWN_FILES) > 0:
-        click.echo(f"{'':14} and {more} more: --json has all")
 
 
 for _each in (add_file, remove_file, add_image, add_tree, snapshot, snapshots):

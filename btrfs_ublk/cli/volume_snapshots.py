@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from btrfs_ublk import device as devices
 from btrfs_ublk import volume as volumes
 from btrfs_ublk.base.entry import json_option, print_rows
 from btrfs_ublk.base.progress import progress
@@ -87,7 +86,6 @@ def rollback(name: str, snapshot: str, base: Path | None, as_json: bool) -> None
     while somebody uses it, and it says who. What it had before is kept as another
     snapshot, whose name it says; SNAPSHOT stays as well.
     """
-    devices.allow_fork()
     with progress(f"roll volume {name} back"):
         kept = volumes.rollback_volume(name, snapshot, base=base)
     if as_json:

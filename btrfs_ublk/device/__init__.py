@@ -29,6 +29,6 @@ if TYPE_CHECKING:
         device_directory,
     )
     from btrfs_ublk.device.upgrade import update_device, upgrade_device
-    from btrfs_ublk.supervision.client import allow_fork
+    from btrfs_ublk.supervision.client import daemon_starting
 else:
     __getattr__ = exporter(__name__, __file__)

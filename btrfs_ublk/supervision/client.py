@@ -20,16 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from btrfs_ublk.base.fork import start_by_fork
 from btrfs_ublk.base.log import log
 from btrfs_ublk.base.private_dirs import make_private
 from btrfs_ublk.base.process import (
+    Child,
     ProcessIdentity,
     RunningServer,
     continue_process,
     is_stopped,
+    launch,
     readable,
-    run,
 )
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.device.inotify import wait_for_change
@@ -62,10 +62,6 @@ _MAX_BYTES = 1 << 20
 #: Processes in the daemon's namespaces of these kinds see its files and network.
 _NAMESPACES = ("mnt", "net")
 _HINT = "set BTRFS_UBLK_RUN_DIR to a directory that only you can write to"
-
-
-#: Whether this process may fork the daemon.
-_may_fork = False
 
 
 class NoDaemon(Exception):
@@ -149,7 +145,7 @@ class Request:
         """Wait for the reply; a daemon that is stopped (SIGSTOP) is continued. Raises
         NoDaemon, and BtrfsUblkError for a refusal, or when no reply comes in time."""
         if not readable([connection], timeout_s=min(_SILENT_S, timeout_s)):
-            _wake_daemon()
+            wake_daemon()
         connection.settimeout(timeout_s)
         try:
             reply = connection.recv(_MAX_BYTES)
@@ -164,7 +160,8 @@ class Request:
             raise NoDaemon
         answer: dict[str, Any] = json.loads(reply)
         if "error" in answer:
-            raise error_of_status(answer["exit_status"])(answer["error"])
+            kind = error_of_status(answer["exit_status"])
+            raise kind(answer["error"], hint=answer.get("hint"))
         return answer
 
 
@@ -179,6 +176,87 @@ def ask_daemon(
         return request.reply(connection, timeout_s=timeout_s)
 
 
+def _reach_daemon(stack: ExitStack, python: str) -> tuple[socket.socket, bool]:
+    """Connect to a daemon, and start one if there is none; return whether it is new.
+    Raises CommandError, NoDaemon."""
+    if python == sys.executable and _started:
+        started = _started.pop()
+    else:
+        # NB: if one has just ended, the socket may be systemd's, which starts the next:
+        # to listen in its place would make it useless.
+        with suppress(NoDaemon):
+            return stack.enter_context(DaemonDirectory.of_host().connected()), False
+        started = _Started(python)
+    stack.callback(started.close)
+    return started.connection, True
+
+
+class _Started:
+    """A daemon that this process has started, and a connection to it. It ends when that
+    is closed, unless it has something to supervise by then."""
+
+    def __init__(self, python: str) -> None:
+        """Raises CommandError, and NoDaemon when another one is starting or ending."""
+        place = DaemonDirectory.of_host(make=True)
+        with ExitStack() as stack:
+            lock = lock_file(place.lock)
+            if lock is None:
+                raise NoDaemon
+            stack.enter_context(lock)
+            listener = stack.enter_context(place.listening_socket())
+            # NB: before it starts, because a daemon ends at once when nobody asks it.
+            connected = ExitStack()
+            self.connection = connected.enter_context(place.connected())
+            stack.push(connected)
+            fds = [lock.fileno(), listener.fileno()]
+            words = ["--detach", f"--lock={fds[0]}", f"--listen={fds[1]}"]
+            self._child: Child = launch(
+                [*daemon_command(python), *words, place.path],
+                hint=_hint_for(python),
+                keep_open_fds=fds,
+                death_signal=None,
+                talk=place.log,
+                new_session=True,
+            )
+            # Once only the daemon has the listener, the connection ends when it does.
+            listener.close()
+            lock.close()
+            self._connected = connected
+            stack.pop_all()
+
+    def close(self) -> None:
+        self._connected.close()
+        # It leaves the daemon to init, and ends.
+        self._child.wait(_START_TIMEOUT_S)
+        self._child.close()
+
+
+#: Daemons that were started before they are needed.
+_started: list[_Started] = []
+
+
+@contextmanager
+def daemon_starting() -> Iterator[None]:
+    """Start a daemon, if none runs, that is ready when the block has a device
+    supervised. If it does not, the daemon ends again."""
+    started: _Started | None = None
+    with deferred(), suppress(BtrfsUblkError, OSError, NoDaemon):
+        place = DaemonDirectory.of_host(make=True)
+        if not is_locked(place.lock):
+            try:
+                with place.connected():  # systemd listens, and starts one
+                    pass
+            except NoDaemon:
+                started = _Started(sys.executable)
+                _started.append(started)
+    try:
+        yield
+    finally:
+        if started in _started:
+            _started.remove(started)
+            started.close()
+
+
 def have_daemon_supervise(
     directory: Path, lock_fd: int, python: str
 ) -> ProcessIdentity:
@@ -186,86 +264,27 @@ def have_daemon_supervise(
     identity. Raises BtrfsUblkError."""
     keys = {"directory": str(directory), "namespaces": own_namespaces()}
     deadline_s = time.monotonic() + _START_TIMEOUT_S
-    said: list[str] = []
+    starts = 0
     with deferred(), open(os.memfd_create("environment", os.MFD_CLOEXEC), "w+") as file:
         # The device's servers get this process's environment.
         json.dump(dict(os.environ), file)
         file.flush()
         request = Request("supervise", keys, [lock_fd, file.fileno()])
-        while len(said) < _MOST_STARTS and time.monotonic() < deadline_s:
-            try:
-                with DaemonDirectory.of_host().connected() as running:
-                    with suppress(NoDaemon):
-                        request.send(running)
-                        return identity_in(
-                            request.reply(running, timeout_s=_REPLY_TIMEOUT_S)
-                        )
-                    # NB: it ended. The socket may be systemd's, which starts the next
-                    # one: to listen in its place would make its own socket useless.
-                    time.sleep(_RETRY_S)
-                    continue
-            except NoDaemon:  # Nobody listens.
-                pass
-            with suppress(NoDaemon):
-                return identity_in(_ask_new_daemon(request, python, said))
+        while starts < _MOST_STARTS and time.monotonic() < deadline_s:
+            with ExitStack() as stack, suppress(NoDaemon):
+                connection, is_new = _reach_daemon(stack, python)
+                starts += is_new
+                request.send(connection)
+                reply = request.reply(connection, timeout_s=_REPLY_TIMEOUT_S)
+                return identity_in(reply)
+            time.sleep(_RETRY_S)
         raise BtrfsUblkError(
-            f"the daemon ends as soon as it is started{_words_of_daemon(said)}",
+            f"the daemon ends as soon as it is started{_words_of_daemon()}",
             hint=_hint_for(python),
         )
 
 
-def _ask_new_daemon(request: Request, python: str, said: list[str]) -> dict[str, Any]:
-    """Start a daemon, and return its reply; its stderr is appended to ``said``. Raises
-    CommandError, and NoDaemon, also when another one is just starting or ending."""
-    place = DaemonDirectory.of_host(make=True)
-    with ExitStack() as stack:
-        lock = lock_file(place.lock)
-        if lock is None:
-            time.sleep(_RETRY_S)
-            raise NoDaemon
-        stack.enter_context(lock)
-        listener = stack.enter_context(place.listening_socket())
-        # NB: the request is sent before it starts, because a daemon ends at once when
-        # there is nothing to do.
-        connection = stack.enter_context(place.connected())
-        request.send(connection)
-        said.append(_start_daemon(place, python, lock.fileno(), listener.fileno()))
-        # NB: once only the daemon has the listener, the connection ends when it does.
-        listener.close()
-        lock.close()
-        return request.reply(connection, timeout_s=_REPLY_TIMEOUT_S)
-
-
-def allow_fork() -> None:
-    """Let this process fork the daemon, instead of executing it. For commands, which
-    know what they have done: the daemon keeps what they have imported."""
-    global _may_fork
-    _may_fork = True
-
-
-def _start_daemon(place: DaemonDirectory, python: str, lock: int, listener: int) -> str:
-    """Start a daemon with these descriptors, and return its stderr, unless it is in its
-    log. Raises CommandError."""
-    command, fds = daemon_command(python), [lock, listener]
-    options = [f"--lock={lock}", f"--listen={listener}", str(place.path)]
-    if _may_fork and python == sys.executable:
-        if start_by_fork(
-            "btrfs_ublk.supervision.daemon",
-            options,
-            title=command,
-            talk=place.log,
-            keep_open_fds=fds,
-        ):
-            return ""
-    return run(
-        [*command, "--detach", *options],
-        timeout_s=_START_TIMEOUT_S,
-        hint=_hint_for(python),
-        keep_open_fds=fds,
-    ).stderr
-
-
-def _wake_daemon() -> None:
+def wake_daemon() -> None:
     with suppress(ProcessLookupError, BtrfsUblkError):
         daemon = holder_of(DaemonDirectory.of_host().lock)
         if is_daemon(daemon) and is_stopped(daemon):
@@ -281,9 +300,8 @@ def is_daemon(process: ProcessIdentity) -> bool:
     return b"btrfs_ublk.daemon" in words and process.is_alive()
 
 
-def _words_of_daemon(said: list[str]) -> str:
-    lines = said[-1].splitlines() if said else []
-    lines += Logbook(DaemonDirectory.of_host().log).tail()
+def _words_of_daemon() -> str:
+    lines = Logbook(DaemonDirectory.of_host().log).tail()
     return "".join(f"\n  {line}" for line in lines[-_MOST_LINES:])
 
 

@@ -4,7 +4,8 @@
 It holds the lock in its directory and listens on the socket there; --lock and --listen
 are descriptors of both. It is started by a command (client.py), by a keeper when
 the last daemon has died, by systemd (``btrfs-ublk daemon serve``), or by itself, as a
-newer program in its own place. With --detach, it continues in a new process. With
+newer program in its own place. With --detach, it goes on in a new process, without a
+terminal, whose parent has ended (btrfs_ublk/daemon.py). With
 --managed, it is a service of systemd, which starts it again when it has died, listens
 on the socket, and stores descriptors. --devices is a descriptor of a file that lists
 the devices which the program before supervised.
@@ -18,6 +19,7 @@ import logging
 import os
 import resource
 import socket
+import struct
 import sys
 import threading
 import time
@@ -27,9 +29,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from btrfs_ublk.base.fork import close_all_but
 from btrfs_ublk.base.log import log
-from btrfs_ublk.base.process import ProcessIdentity, run
+from btrfs_ublk.base.process import ProcessIdentity, close_all_but, run
 from btrfs_ublk.device.endurance import stay_in_memory
 from btrfs_ublk.device.locks import Lock, lock_file
 from btrfs_ublk.device.logbook import Logbook
@@ -50,9 +51,17 @@ from btrfs_ublk.supervision.client import (
 )
 from btrfs_ublk.supervision.keeper import environment_of, kept_fds
 from btrfs_ublk.supervision.supervisor import Supervisor
+from btrfs_ublk.supervision.volume_requests import (
+    VOLUME_REQUESTS,
+    VolumeRequests,
+    error_reply,
+)
 
-#: The time for a command that has connected to send its request. Others wait meanwhile.
-_MESSAGE_TIMEOUT_S = 1.0
+#: The time for who has connected to send a request: commands start a daemon before they
+#: need it. The number of those that may be silent, and the time to take a reply.
+_SILENT_TIMEOUT_S = 60.0
+_MOST_SILENT = 64
+_REPLY_TIMEOUT_S = 1.0
 _MAX_BYTES = 1 << 16
 _MOST_FDS = 2
 #: The time for all supervisors to reach a point where another program can continue.
@@ -232,6 +241,9 @@ class Daemon:
         self._asked = asked
         self._ended: list[Supervised] = []
         self._woken = Requests()
+        #: Connections that have not asked yet, each with the time of its end.
+        self._silent: dict[socket.socket, float] = {}
+        self._volumes = VolumeRequests(place.log)
         self._python = sys.executable
         self._identity = asdict(ProcessIdentity.of_self())
 
@@ -256,16 +268,34 @@ class Daemon:
     def _serve(self) -> None:
         while True:
             ready = self._asked.wait(
-                [self._listener, self._woken],
-                timeout_s=_FOREVER_S if self._devices else self._idle_s(),
+                [self._listener, self._woken, *self._silent],
+                timeout_s=self._idle_s(),
             )
             self._forget_ended()
+            for connection in [x for x in self._silent if x.fileno() in ready]:
+                del self._silent[connection]
+                self._answer(connection)
             if self._listener.fileno() in ready:
-                self._answer()
-            elif not ready and not self._devices:
+                self._silent[self._listener.accept()[0]] = (
+                    time.monotonic() + _SILENT_TIMEOUT_S
+                )
+            self._volumes.tidy()
+            self._drop_silent()
+            if not (ready or self._devices or self._silent):
                 return
 
+    def _drop_silent(self) -> None:
+        now_s, excess = time.monotonic(), len(self._silent) - _MOST_SILENT
+        for number, (connection, end_s) in enumerate(list(self._silent.items())):
+            if end_s <= now_s or number < excess:
+                del self._silent[connection]
+                connection.close()
+
     def _idle_s(self) -> float:
+        if self._silent:
+            return max(0.0, min(self._silent.values()) - time.monotonic())
+        if self._devices:
+            return self._volumes.idle_s() or _FOREVER_S
         if self._manager is None:
             return 0.0
         # NB: at our end, systemd drops what it stores of devices not supervised yet.
@@ -371,17 +401,28 @@ class Daemon:
 
     # Commands
 
-    def _answer(self) -> None:
-        connection, _ = self._listener.accept()
+    def _answer(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):
-            connection.settimeout(_MESSAGE_TIMEOUT_S)
-            message, fds, _flags, _address = socket.recv_fds(
+            connection.settimeout(_REPLY_TIMEOUT_S)
+            message, fds, flags, _address = socket.recv_fds(
                 connection, _MAX_BYTES, _MOST_FDS, socket.MSG_CMSG_CLOEXEC
             )
             try:
-                reply = self._carry_out(json.loads(message), fds)
+                if not message:
+                    return
+                if flags & socket.MSG_TRUNC:
+                    raise UsageError(f"a request of more than {_MAX_BYTES} bytes")
+                request = _parsed(message)
+                _check_peer(connection, request)
+                if request["request"] not in VOLUME_REQUESTS:
+                    reply = self._carry_out(request, fds)
+                elif "if_ready" in request and not self._volumes.is_ready:
+                    reply = {"not_ready": True}
+                else:
+                    self._volumes.pass_on(message, connection)
+                    return
             except BtrfsUblkError as error:
-                reply = {"error": str(error), "exit_status": error.exit_status}
+                reply = error_reply(error)
             except Exception as error:
                 log.exception("a request that fails")
                 reply = {"error": f"the daemon: {error!r}", "exit_status": 1}
@@ -500,6 +541,30 @@ class Daemon:
             os.close(file)
 
 
+def _parsed(message: bytes) -> dict[str, Any]:
+    """Raises UsageError."""
+    try:
+        request = json.loads(message)
+        request["request"].lower()
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise UsageError(
+            f"no request: {error!r}", hint='send JSON: {"request": "list"}'
+        ) from None
+    return dict(request)
+
+
+def _check_peer(connection: socket.socket, request: Mapping[str, Any]) -> None:
+    """Let others than root and our own user, if the socket's mode lets them connect,
+    ask of volumes only, and only of those in the usual directory."""
+    size = struct.calcsize("3i")
+    options = (socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    _pid, uid, _gid = struct.unpack("3i", connection.getsockopt(*options))
+    if uid in (0, os.geteuid()):
+        return
+    if request["request"] not in VOLUME_REQUESTS or "base" in request:
+        raise UsageError(f"user {uid} may not ask this", hint="ask as root")
+
+
 def record_of(device: Supervised) -> dict[str, Any]:
     """Return what another program needs to supervise the device."""
     return {
@@ -534,13 +599,6 @@ def _passed_listener(manager: ServiceManager) -> int | None:
     return None
 
 
-def _detach() -> None:
-    """Continue in a new process, which has no terminal, and whose parent has ended."""
-    if os.fork():
-        os._exit(0)
-    os.setsid()
-
-
 def _talk_to(log_file: Path, *, is_managed: bool) -> None:
     """Log to the file; with ``is_managed``, to the present stderr as well."""
     os.chdir("/")
@@ -571,8 +629,8 @@ def _be_able_to_hold_many() -> None:
 
 
 def _leave_no_core_dump() -> None:
-    """A command that has forked us may have known secrets, such as signed URLs. NB: 1
-    byte, since the kernel hands a dump to a program also where the limit is 0."""
+    """Environments of servers may have secrets, which we have, too. NB: 1 byte, since
+    the kernel hands a dump to a program also where the limit is 0."""
     _, most = resource.getrlimit(resource.RLIMIT_CORE)
     with suppress(ValueError):  # It is 0 already.
         resource.setrlimit(resource.RLIMIT_CORE, (1, most))
@@ -603,8 +661,6 @@ def main() -> int:
         close_all_but({*fds.values(), *manager.passed.values()})
     for fd in fds.values():
         os.set_inheritable(fd, False)
-    if "detach" in options:
-        _detach()
     _talk_to(place.log, is_managed="managed" in options)
     # NB: the variable may have been relative to the directory that we were started in.
     os.environ[RUN_VARIABLE] = str(place.path.parent)

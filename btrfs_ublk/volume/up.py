@@ -26,6 +26,7 @@ from btrfs_ublk.kernel.btrfs import commit_transaction, filesystem_uuid
 from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.kernel.mount import mounted, remount
 from btrfs_ublk.kernel.read_ahead import get_read_ahead, set_read_ahead
+from btrfs_ublk.supervision.client import daemon_starting
 from btrfs_ublk.units import KIB, exact_size
 from btrfs_ublk.volume.cache import limit_cache, prepare_cache, undoing_cache
 from btrfs_ublk.volume.definition import SETTINGS, VolumeDefinition
@@ -102,7 +103,7 @@ def up_volume(
     remove_halves(volume.path.parent)
     make_seed = _image_seed(volume, definition)
     listed = list_trees(volume, definition.trees)
-    with ExitStack() as held, ExitStack() as on_failure:
+    with daemon_starting(), ExitStack() as held, ExitStack() as on_failure:
         with deferred():
             lock, is_new = open_or_make(volume, definition, make_seed)
             held.enter_context(lock)

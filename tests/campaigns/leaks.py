@@ -42,8 +42,7 @@ from leak_scenes import NAME, Scene, Scenes, Step, Words
 import btrfs_ublk
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
 from btrfs_ublk.base.entry import run_command
-from btrfs_ublk.base.fork import close_all_but
-from btrfs_ublk.base.process import readable
+from btrfs_ublk.base.process import close_all_but, readable
 from btrfs_ublk.base.signals import forget_handlers
 from btrfs_ublk.bench import options
 from btrfs_ublk.cli import main

@@ -49,7 +49,7 @@ def children(known: Collection[str] = ()) -> list[str]:
     Wait for some time for those that are not ``known`` to end, as orphans may be about
     to. Zombies do not count, as their parents may not have asked for their status yet.
     Nor does the plugin's guardian, which stays as long as the session, nor a server's
-    own process that asks others, as long as that server lives.
+    own process that asks others, nor the daemon's that answers, as long as those live.
     """
     deadline_s = time.monotonic() + ORPHAN_TIMEOUT_S
     while True:
@@ -59,9 +59,12 @@ def children(known: Collection[str] = ()) -> list[str]:
                 command = " ".join(child.cmdline())
                 if child.status() == psutil.STATUS_ZOMBIE or _GUARDIAN in command:
                     continue
-                if command == "btrfs-ublk-fetch" and child.ppid() != os.getpid():
-                    parent = child.parent()
-                    if parent and "btrfs-ublk-server" in parent.cmdline()[0]:
+                parent = child.parent()
+                owner = " ".join(parent.cmdline()) if parent else ""
+                if command == "btrfs-ublk-fetch" and "btrfs-ublk-server" in owner:
+                    continue
+                if " btrfs_ublk.volume.answers " in command:
+                    if " btrfs_ublk.daemon " in owner:
                         continue
                 found.append(f"{child.pid} {command}")
         if set(found) <= set(known) or time.monotonic() > deadline_s:

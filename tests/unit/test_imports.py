@@ -32,7 +32,7 @@ MOST = {
     "--version": 19,
     "volume list": 52,
     "volume up --help": 36,
-    "image fork --help": 49,
+    "image fork --help": 50,
 }
 
 
@@ -80,7 +80,9 @@ UNUSED = {
         ),
         (
             "btrfs_ublk.supervision.daemon",
-            UNUSED | {"btrfs_ublk.base.capabilities", "btrfs_ublk.server.description"},
+            UNUSED
+            | {"btrfs_ublk.base.capabilities", "btrfs_ublk.server.description"}
+            | {"bz2", "lzma", "shutil"},
         ),
     ],
 )
@@ -88,6 +90,17 @@ def test_volumes_import_what_they_need(
     module: str, unused: set[str], tmp_path: Path
 ) -> None:
     assert not unused & modules_of(f"import {module}", home=tmp_path)
+
+
+def test_what_only_asks_the_daemon_imports_nothing_else(tmp_path: Path) -> None:
+    modules = modules_of("import btrfs_ublk.command", home=tmp_path)
+    ours = {name for name in modules if name.startswith("btrfs_ublk")}
+    assert ours == {"btrfs_ublk", "btrfs_ublk.command"}
+    assert not modules & {"click", "dataclasses", "logging", "pathlib", "subprocess"}
+    words = ["btrfs-ublk", "volume", "list"]
+    code = f"sys.argv[:] = {words}; from btrfs_ublk.command import main; main()"
+    code = f"import os; os._exit = sys.exit; {code}"
+    assert "click" not in modules_of(code, home=tmp_path)
 
 
 def test_a_snapshotter_starts_without_what_asks_registries(tmp_path: Path) -> None:

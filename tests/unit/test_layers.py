@@ -32,7 +32,7 @@ LAYERS = [
     {"bench"},
     {"ops.doctor"},
     {"cli", "demo", "demo_image"},
-    {"ops.manual"},
+    {"ops.manual", "command"},
 ]
 MAX_LINES = 800
 

@@ -121,11 +121,11 @@ def test_it_supervises_all_and_ends_with_the_last(devices: list[Device]) -> None
 
 
 @with_fuse
-def test_a_command_that_forks_it_leaves_nothing_in_it(
+def test_a_command_that_starts_it_leaves_nothing_in_it(
     front_end: FrontEndName, tmp_path: Path
 ) -> None:
     """It outlives the terminal, and has neither files nor the directory or name of the
-    command. It works as one that was executed."""
+    command."""
     may_be_killed(front_end)
     file = description_file(tmp_path)
     words = [sys.executable, "-m", "btrfs_ublk.cli.main", "device", "up", "one", file]
@@ -142,7 +142,7 @@ def test_a_command_that_forks_it_leaves_nothing_in_it(
     daemon = daemon_of("one")
     process = Path(f"/proc/{daemon.pid}")
     options = (process / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-    assert options == [*map(os.fsencode, daemon_command(sys.executable))]
+    assert options[:4] == [*map(os.fsencode, daemon_command(sys.executable))]
     assert (process / "comm").read_text().strip() == Path(sys.executable).name[:15]
     assert (process / "cwd").readlink() == Path("/")
     files = [str(each.readlink()) for each in (process / "fd").iterdir()]
