@@ -180,28 +180,31 @@ def test_a_mount_namespace_that_exists_keeps_its_mounts(
     assert results() == [("mount", "gone")]
 
 
-def test_a_process_killed_in_mid_mount_is_waited_for(
+def test_what_a_killed_process_has_started_is_waited_for(
     sparse_path: Path, tmp_path: Path
 ) -> None:
-    """While its mount(8) still runs, the mount may yet come to be: gc keeps off."""
+    """While its command still runs, the mount may yet come to be: gc keeps off."""
     target, started, go = (tmp_path / name for name in ("mnt", "started", "go"))
     target.mkdir()
     # Its own child mounts, and gets no death signal: slower than any kernel would be.
-    slow = tmp_path / "mount"
+    slow = tmp_path / "slow"
     slow.write_text(f"""#!/bin/sh
 (touch {started}; while ! test -e {go}; do sleep 0.02; done; exec /bin/mount "$@") &
 wait
 """)
     slow.chmod(0o755)
     script = (
-        "import sys\nfrom pathlib import Path\n"
-        "from btrfs_ublk.kernel import mounted\n"
-        "with mounted('none', Path(sys.argv[1]), fs_type='tmpfs'): pass\n"
+        "import sys\n"
+        "from btrfs_ublk.base.ledger import process_ledger\n"
+        "from btrfs_ublk.base.process import run\n"
+        "slow, at = sys.argv[1:]\n"
+        "ledger = process_ledger()\n"
+        "ledger.enter('mount', target=at, sources=['none'], fs_type='tmpfs')\n"
+        "words = [slow, '-t', 'tmpfs', 'none', at]\n"
+        "run(words, timeout_s=60, keep_open_fds=[ledger.fileno()])\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", script, str(target)],
-        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
-    ) as victim:
+    argv = [sys.executable, "-c", script, str(slow), str(target)]
+    with subprocess.Popen(argv) as victim:
         wait_until(started.exists)
         victim.kill()
     assert results(lock_timeout_s=0.2) == [("mount", "left")]
