@@ -18,18 +18,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC
-from email.utils import parsedate_to_datetime
-from typing import Any, NoReturn
-from urllib.parse import urljoin, urlsplit
-
-import requests
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import urlencode, urljoin, urlsplit
 
 from btrfs_ublk.base.log import log
 from btrfs_ublk.base.urls import shown_text
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess, RegistryError, is_loopback
-from btrfs_ublk.image.credentials import Login, find_login
-from btrfs_ublk.image.tokens import TOKEN_MAX_S, SharedToken
+from btrfs_ublk.image.transport import Answer, NoAnswer, Session
+
+if TYPE_CHECKING:
+    from btrfs_ublk.image.credentials import Login
+    from btrfs_ublk.image.tokens import SharedToken
 
 _HUB, _HUB_HOST = "docker.io", "registry-1.docker.io"
 _AGENT = "btrfs-ublk"
@@ -61,7 +61,7 @@ Body = Callable[[], bytes | Iterable[bytes]]
 
 
 @contextmanager
-def deadline(response: requests.Response, size_bytes: int) -> Iterator[None]:
+def deadline(response: Any, size_bytes: int) -> Iterator[None]:
     """End a response of which so much is read more slowly than may be: timeouts are
     about the time between two bytes, so that one now and then would hold us for ever.
     """
@@ -69,7 +69,7 @@ def deadline(response: requests.Response, size_bytes: int) -> Iterator[None]:
     def end() -> None:
         # urllib3 has it from 2.3 on; before that, there are only the timeouts.
         with suppress(AttributeError, ValueError, OSError):
-            response.raw.shutdown()
+            getattr(response, "raw", response).shutdown()
 
     timer = threading.Timer(_LONGEST_S + size_bytes / _LEAST_BYTES_PER_S, end)
     timer.daemon = True
@@ -124,11 +124,8 @@ class Connection:
                 hint="--ca-file names a certificate of your own to trust",
             )
         self._caches = access.caches(host) if actions == "pull" and not base else ()
-        self._session = requests.Session()
-        self._session.headers["User-Agent"] = _AGENT
-        self._session.verify = system_certificates()
-        # NB: only what is given with each request precedes REQUESTS_CA_BUNDLE.
-        self._verify = None if access.ca_file is None else str(access.ca_file)
+        ca_file = None if access.ca_file is None else str(access.ca_file)
+        self._session = Session(_AGENT, ca_file)
         if access.ca_file is not None and not access.ca_file.is_file():
             raise UsageError(f"there is no file of certificates {access.ca_file}")
 
@@ -165,7 +162,7 @@ class Connection:
         body: Body | None = None,
         tries: int | None = None,
         leave: bool = True,
-    ) -> requests.Response:
+    ) -> Answer:
         """Send a request until it is answered with one of the statuses ``ok``. The
         caller reads the body, as a stream, and closes it.
 
@@ -181,19 +178,17 @@ class Connection:
             tried += 1
             try:
                 response = self._follow(method, self.url(path), headers, body, leave)
-            except requests.RequestException as error:
-                if tried >= tries or not _may_pass(error):
+            except NoAnswer as error:
+                if tried >= tries or not error.may_pass:
                     raise self._unanswered(what, error) from error
-                # NB: the error's text has the whole URL, perhaps a signed one.
-                reason = reason_of(error)
-                log.info("%s: %s: try %d failed: %s", self.place, what, tried, reason)
+                log.info("%s: %s: try %d failed: %s", self.place, what, tried, error)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _MAX_PAUSE_S)
                 continue
             if response.status_code in ok:
                 if method != "GET":
                     # The next request can use the connection of one read to its end.
-                    next(response.iter_content(_MAX_ERROR_BYTES), b"")
+                    response.read(_MAX_ERROR_BYTES)
                 return response
             # A token that another process got may be of no use.
             most = 2 if self._token_is_shared else 1
@@ -204,7 +199,7 @@ class Connection:
                     response.close()
                     continue
             if response.status_code in _PASSING and tried < tries:
-                wait_s = _retry_after_s(response, pause_s)
+                wait_s = retry_after_s(response.headers.get("Retry-After"), pause_s)
                 if time.monotonic() + wait_s > until_s:
                     with response:
                         self._refused(what, response, again_s=wait_s)
@@ -225,11 +220,11 @@ class Connection:
 
     def ask_cache(
         self, cache: str, path: str, headers: Mapping[str, str] | None = None
-    ) -> requests.Response:
+    ) -> Answer:
         """Ask a cache for what is at ``path``, as the registry would be asked; once,
         and no redirection is followed. The caller reads the body, as a stream, and
         closes it. Where the cache is only getting it (425), it is asked again for some
-        seconds. Several threads may do so. Raises requests.RequestException."""
+        seconds. Several threads may do so. Raises NoAnswer."""
         until_s = time.monotonic() + _LATER_S
         while True:
             response = self._ask_once(cache, path, headers)
@@ -240,27 +235,20 @@ class Connection:
 
     def _ask_once(
         self, cache: str, path: str, headers: Mapping[str, str] | None
-    ) -> requests.Response:
+    ) -> Answer:
         parts = urlsplit(self.url(path))
-        request = requests.Request(
+        response = self._session.send(
             "GET",
             cache.rstrip("/") + parts.path,
             headers=self._headers(
                 {"Host": parts.netloc, **(headers or {})}, authorized=True
             ),
-            auth=_as_it_is,
-        )
-        response = self._session.send(
-            self._session.prepare_request(request),
-            allow_redirects=False,
-            verify=self._verify or self._session.verify,
-            stream=True,
-            timeout=_CACHE_TIMEOUT_S,
+            timeout_s=_CACHE_TIMEOUT_S,
         )
         try:
             self._refuse_encoded(response)
         except RegistryError as error:
-            raise requests.exceptions.ContentDecodingError(error.message) from error
+            raise NoAnswer(error.message, may_pass=False) from error
         return response
 
     def _follow(
@@ -270,7 +258,7 @@ class Connection:
         headers: Mapping[str, str] | None,
         body: Body | None,
         leave: bool,
-    ) -> requests.Response:
+    ) -> Answer:
         """Send a request, and follow redirections of those without a body."""
         authorized = _host(url) == _host(self._base)
         sent_by: dict[str, str] = {}
@@ -280,18 +268,14 @@ class Connection:
                     f"{self.place} sends us to {shown_text(url)}, without TLS",
                     hint="what a registry refers to must have TLS as well",
                 )
-            response = self._session.request(
+            response = self._session.send(
                 method,
                 url,
                 headers=self._headers(
                     {**sent_by, **(headers or {})}, authorized=authorized
                 ),
-                data=body() if body is not None else None,
-                auth=_as_it_is,
-                allow_redirects=False,
-                verify=self._verify,
-                stream=True,
-                timeout=_TIMEOUT_S,
+                body=body() if body is not None else None,
+                timeout_s=_TIMEOUT_S,
             )
             self._refuse_encoded(response)
             target = response.headers.get("Location")
@@ -311,7 +295,7 @@ class Connection:
             f"{self.place} redirects a request more than {_MAX_REDIRECTIONS} times"
         )
 
-    def _refuse_encoded(self, response: requests.Response) -> None:
+    def _refuse_encoded(self, response: Answer) -> None:
         """Refuse what was compressed for its way: a MiB of it can be more than there is
         memory, before anybody looks at its size."""
         encoding = response.headers.get("Content-Encoding", "").strip()
@@ -335,7 +319,7 @@ class Connection:
                 made["Authorization"] = self._authorization
         return made
 
-    def _learn(self, response: requests.Response) -> bool:
+    def _learn(self, response: Answer) -> bool:
         """Learn from a refusal how the registry wants to be asked."""
         wanted = parse_challenges(
             response.headers.get("WWW-Authenticate", ""), response.url
@@ -356,6 +340,9 @@ class Connection:
 
     def _credentials(self) -> Login:
         if self._login is None:
+            # Many registries want none.
+            from btrfs_ublk.image.credentials import find_login
+
             self._login = find_login(
                 self._registry, self._repository, self._access.docker_config
             )
@@ -365,6 +352,8 @@ class Connection:
         scheme = urlsplit(self._base).scheme
         name, actions = self._scopes[0].rsplit(":", 1)
         known = (login.user, login.password, login.identity_token)
+        from btrfs_ublk.image.tokens import SharedToken
+
         return SharedToken(
             [
                 *(self._registry, scheme, actions, name.partition(":")[2]),
@@ -401,35 +390,10 @@ class Connection:
                 return
             wait_s = _FIRST_PAUSE_S * 2**tried
             try:
-                if login.identity_token:
-                    response = self._session.post(
-                        realm,
-                        data={
-                            "grant_type": "refresh_token",
-                            "client_id": _AGENT,
-                            "refresh_token": login.identity_token,
-                            **asked,
-                        },
-                        auth=_as_it_is,
-                        allow_redirects=False,
-                        verify=self._verify,
-                        stream=True,
-                        timeout=_TIMEOUT_S,
-                    )
-                else:
-                    response = self._session.get(
-                        realm,
-                        params=asked,
-                        headers={"Authorization": _basic(login)} if login.user else {},
-                        auth=_as_it_is,
-                        allow_redirects=False,
-                        verify=self._verify,
-                        stream=True,
-                        timeout=_TIMEOUT_S,
-                    )
-            except requests.RequestException as error:
+                response = self._ask_for_token(realm, asked, login)
+            except NoAnswer as error:
                 shared.tell(None)
-                if tried == _MAX_TRIES or not _may_pass(error):
+                if tried == _MAX_TRIES or not error.may_pass:
                     raise self._unanswered(what, error) from error
             else:
                 if response.status_code == 200:
@@ -437,7 +401,7 @@ class Connection:
                 shared.tell(None)
                 if tried == _MAX_TRIES or response.status_code not in _PASSING:
                     self._refused(what, response)
-                wait_s = _retry_after_s(response, wait_s)
+                wait_s = retry_after_s(response.headers.get("Retry-After"), wait_s)
                 if time.monotonic() + wait_s > until_s:
                     self._refused(what, response, again_s=wait_s)
                 response.close()
@@ -450,12 +414,37 @@ class Connection:
         finally:
             shared.tell(token, self._until_s)
 
-    def _take_token(self, response: requests.Response) -> str:
+    def _ask_for_token(self, realm: str, asked: dict[str, Any], login: Login) -> Answer:
+        if login.identity_token:
+            form = {
+                "grant_type": "refresh_token",
+                "client_id": _AGENT,
+                "refresh_token": login.identity_token,
+                **asked,
+            }
+            return self._session.send(
+                "POST",
+                realm,
+                headers={"Content-Type": "application/x-www-form-urlencoded"},
+                body=urlencode(form, doseq=True).encode(),
+                timeout_s=_TIMEOUT_S,
+            )
+        query = urlencode(asked, doseq=True)
+        return self._session.send(
+            "GET",
+            f"{realm}{'&' if '?' in realm else '?'}{query}",
+            headers={"Authorization": _basic(login)} if login.user else {},
+            timeout_s=_TIMEOUT_S,
+        )
+
+    def _take_token(self, response: Answer) -> str:
+        from btrfs_ublk.image.tokens import TOKEN_MAX_S
+
         began_s = time.monotonic()
         try:
-            data = next(response.iter_content(_MAX_TOKEN_BYTES), b"")
+            data = response.read(_MAX_TOKEN_BYTES)
             found = json.loads(data) if len(data) < _MAX_TOKEN_BYTES else {}
-        except (ValueError, RecursionError, requests.RequestException):
+        except (ValueError, RecursionError, NoAnswer):
             found = {}
         if not isinstance(found, dict):
             found = {}
@@ -475,12 +464,12 @@ class Connection:
         self._token_is_shared = False
         return token
 
-    def _unanswered(self, what: str, error: Exception) -> RegistryError:
-        reason = reason_of(error)
+    def _unanswered(self, what: str, error: NoAnswer) -> RegistryError:
+        reason = error.reason
         if "WRONG_VERSION_NUMBER" in reason:
             reason = "it speaks http, not https"
             hint = "--insecure (loopback only)"
-        elif isinstance(error, requests.exceptions.SSLError):
+        elif error.is_tls:
             hint = "--ca-file names a certificate to trust; --insecure is for loopback"
         else:
             hint = "is the registry there, and its name right?"
@@ -489,7 +478,7 @@ class Connection:
         return RegistryError(f"{self.place}: cannot {what}: {reason}", hint=hint)
 
     def _refused(
-        self, what: str, response: requests.Response, *, again_s: float | None = None
+        self, what: str, response: Answer, *, again_s: float | None = None
     ) -> NoReturn:
         status = response.status_code
         why = _error_text(response)
@@ -518,12 +507,6 @@ def _basic(login: Login) -> str:
     return f"Basic {base64.b64encode(pair.encode()).decode()}"
 
 
-def _as_it_is(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    """Authentication that adds nothing. NB: without any, ~/.netrc is sent instead of
-    our own header."""
-    return request
-
-
 def system_certificates() -> str | bool:
     """Return what requests takes as ``verify``, instead of its own certificates."""
     paths = ssl.get_default_verify_paths()
@@ -533,19 +516,6 @@ def system_certificates() -> str | bool:
 def _host(url: str) -> tuple[str, str]:
     parts = urlsplit(url)
     return parts.scheme, parts.netloc
-
-
-def _may_pass(error: requests.RequestException) -> bool:
-    """Whether a later request may succeed."""
-    # NB: an SSLError is a ConnectionError, too.
-    return not isinstance(error, requests.exceptions.SSLError) and isinstance(
-        error,
-        (
-            requests.ConnectionError,
-            requests.Timeout,
-            requests.exceptions.ChunkedEncodingError,
-        ),
-    )
 
 
 def reason_of(error: BaseException) -> str:
@@ -567,11 +537,14 @@ def reason_of(error: BaseException) -> str:
     return re.sub(noise, "", text)
 
 
-def _retry_after_s(response: requests.Response, usual_s: float) -> float:
-    """Return how long to wait: seconds, or until a date (RFC 9110, 10.2.3)."""
-    text = response.headers.get("Retry-After", "").strip()
+def retry_after_s(text: str | None, usual_s: float) -> float:
+    """Return how long the header Retry-After has one wait: seconds, or until a date
+    (RFC 9110, 10.2.3)."""
+    text = (text or "").strip()
     if re.fullmatch(r"[0-9]{1,9}", text):
         return float(text)
+    from email.utils import parsedate_to_datetime
+
     try:
         at = parsedate_to_datetime(text)
     except (ValueError, TypeError, OverflowError, IndexError):
@@ -580,11 +553,11 @@ def _retry_after_s(response: requests.Response, usual_s: float) -> float:
     return wait_s if wait_s > 0 else usual_s
 
 
-def _error_text(response: requests.Response) -> str:
+def _error_text(response: Answer) -> str:
     """Return what the registry says of its refusal."""
     try:
-        body: bytes = next(response.iter_content(_MAX_ERROR_BYTES), b"")
-    except requests.RequestException:  # the status says enough
+        body = response.read(_MAX_ERROR_BYTES)
+    except NoAnswer:  # the status says enough
         return ""
     found = re.search(rb'"code"\s*:\s*"([^"]*)"', body)
     message = re.search(rb'"message"\s*:\s*"([^"]*)"', body)

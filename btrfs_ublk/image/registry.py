@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-import requests
-
 from btrfs_ublk.base.log import log
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
-from btrfs_ublk.image.connection import REDIRECTIONS, Connection, reason_of
+from btrfs_ublk.image.connection import REDIRECTIONS, Connection
 from btrfs_ublk.image.documents import (
     INDEX,
     INDEXES,
@@ -38,6 +36,7 @@ from btrfs_ublk.image.repository import (
     no_progress,
     read_rest,
 )
+from btrfs_ublk.image.transport import Answer, NoAnswer
 from btrfs_ublk.kernel.new_file import new_file
 
 #: What a broken upload loses at most.
@@ -61,7 +60,7 @@ def _passed_over() -> Iterator[None]:
     """Take a mirror's failure for no answer: the next place is asked."""
     try:
         yield
-    except (RegistryError, InvalidImageError, requests.RequestException) as error:
+    except (RegistryError, InvalidImageError, NoAnswer) as error:
         log.info("%s", error)
 
 
@@ -197,7 +196,7 @@ class RegistryRepository(Repository):
                 if response.status_code != 200 or _media_type(response) != INDEX:
                     return None
                 data = bounded(response, where)
-                path = response.links.get("next", {}).get("url")
+                path = response.next_link
             found += descriptors(parse_document(data, where), "manifests", where)
             if path is None:
                 break
@@ -230,14 +229,13 @@ class RegistryRepository(Repository):
     def _parts_of_mirror(
         self, connection: Connection, one: Descriptor
     ) -> Iterator[bytes]:
-        """Yield a blob of a mirror, unverified. Raises RegistryError,
-        requests.RequestException."""
+        """Yield a blob of a mirror, unverified. Raises RegistryError, NoAnswer."""
         count = 0
         where = self._path(f"blobs/{one.digest}")
         for part in read_rest(connection, where, connection.place, one, 0):
             count += len(part)
             if count > one.size:
-                raise requests.HTTPError("it sends more")
+                raise NoAnswer("it sends more")
             yield part
 
     def _take(
@@ -257,9 +255,9 @@ class RegistryRepository(Repository):
                     found.update(part)
                 if f"sha256:{found.hexdigest()}" != one.digest:
                     log.warning("%s: %s has wrong bytes", self.place, place)
-                    raise requests.HTTPError("wrong bytes")
-        except requests.RequestException as error:
-            log.info("%s: %s: %s", self.place, place, reason_of(error))
+                    raise NoAnswer("wrong bytes")
+        except NoAnswer as error:
+            log.info("%s: %s: %s", self.place, place, error)
             return False
         except RegistryError as error:
             log.info("%s", error)
@@ -268,26 +266,27 @@ class RegistryRepository(Repository):
 
     def _parts_of_cache(self, cache: str, where: str, size: int) -> Iterator[bytes]:
         """Yield the bytes of a blob. A site cache that lacks the next slice ends its
-        answer, and is asked for the rest. Raises requests.RequestException."""
+        answer, and is asked for the rest. Raises NoAnswer."""
         count = before = 0
         cuts_left = _CACHE_CUTS + size // _CACHE_CUT_BYTES
         while not count or count < size:
             asked = {"Range": f"bytes={count}-"} if count else {}
             with self._connection.ask_cache(cache, where, asked) as response:
                 if response.status_code != (206 if count else 200):
-                    raise requests.HTTPError(f"HTTP {response.status_code}")
+                    raise NoAnswer(f"HTTP {response.status_code}")
                 try:
-                    # NB: of a part that is cut, nothing is known.
                     for part in response.iter_content(_CACHE_PART_BYTES):
                         count += len(part)
                         if count > size:
-                            raise requests.HTTPError("it sends more")
+                            raise NoAnswer("it sends more")
                         yield part
-                except requests.exceptions.ChunkedEncodingError:
+                except NoAnswer as error:
+                    if count > size or isinstance(error.__cause__, TimeoutError):
+                        raise
                     log.debug("%s: cache %s has sent %d bytes", where, cache, count)
             cuts_left -= 1
             if count == before or (count < size and not cuts_left):
-                raise requests.HTTPError("it sends less")
+                raise NoAnswer("it sends less")
             before = count
 
     def _rest(self, one: Descriptor, done: int) -> Iterator[bytes]:
@@ -334,7 +333,7 @@ class RegistryRepository(Repository):
                 end = min(done + CHUNK_BYTES, one.size)
                 try:
                     location = self._send(one, file.fileno(), location, done, end)
-                except (requests.RequestException, RegistryError) as error:
+                except (NoAnswer, RegistryError) as error:
                     breaks += 1
                     if breaks >= MAX_BREAKS or not _is_passing(error):
                         raise
@@ -415,7 +414,7 @@ class RegistryRepository(Repository):
         ):
             pass
 
-    def _location(self, response: requests.Response) -> str:
+    def _location(self, response: Answer) -> str:
         location = response.headers.get("Location")
         if not location:
             raise RegistryError(f"{self.place} does not say where to upload to")
@@ -435,5 +434,5 @@ def _with_digest(url: str, digest: str) -> str:
     return urlunsplit(parts._replace(query=urlencode(query)))
 
 
-def _media_type(response: requests.Response) -> str:
+def _media_type(response: Answer) -> str:
     return response.headers.get("Content-Type", "").partition(";")[0].strip()

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import requests
-
 from btrfs_ublk.base.log import log
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryError
@@ -28,6 +26,7 @@ from btrfs_ublk.image.documents import (
     parse_document,
     to_bytes,
 )
+from btrfs_ublk.image.transport import Answer, NoAnswer
 
 COPY_BYTES = 256 << 10
 #: Without any progress between them.
@@ -93,7 +92,7 @@ class Repository(ABC):
     @abstractmethod
     def _rest(self, one: Descriptor, done: int) -> Iterator[bytes]:
         """Yield a blob from byte ``done`` on, unverified. Raises
-        requests.RequestException when that breaks."""
+        NoAnswer when that breaks."""
 
     def mount(self, digest: str, repository: str) -> bool:
         """Take a blob over from another repository of the registry. Returns False when
@@ -190,7 +189,7 @@ class Repository(ABC):
                     done += len(part)
                     breaks = 0
                     yield part
-            except requests.RequestException as error:
+            except NoAnswer as error:
                 breaks += 1
                 if breaks >= MAX_BREAKS:
                     raise RegistryError(
@@ -260,7 +259,7 @@ def read_rest(
     connection: Connection, path: str, place: str, one: Descriptor, done: int
 ) -> Iterator[bytes]:
     """Yield what is at ``path`` of a server, from byte ``done`` on. Raises
-    RegistryError, requests.RequestException."""
+    RegistryError, NoAnswer."""
     headers = {"Range": f"bytes={done}-"} if done else {}
     with connection.request(
         "GET",
@@ -286,10 +285,10 @@ def read_rest(
                 if rest:
                     yield rest
         if not count:
-            raise requests.ConnectionError("the server sent nothing")
+            raise NoAnswer("the server sent nothing")
 
 
-def bounded(response: requests.Response, what: str) -> bytes:
+def bounded(response: Answer, what: str) -> bytes:
     """Return the body of an answer that is a document. Raises RegistryError,
     InvalidImageError."""
     data = bytearray()
@@ -301,6 +300,6 @@ def bounded(response: requests.Response, what: str) -> bytes:
                     raise InvalidImageError(
                         f"{what} has more than {MAX_DOCUMENT_BYTES} bytes"
                     )
-    except requests.RequestException as error:
+    except NoAnswer as error:
         raise RegistryError(f"{what} breaks at byte {len(data)}: {error}") from error
     return bytes(data)

@@ -12,8 +12,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import requests
-
 from btrfs_ublk.content import SourceKeys
 from btrfs_ublk.content.s3 import s3_keys
 from btrfs_ublk.errors import UsageError
@@ -21,6 +19,7 @@ from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import MAX_DOCUMENT_BYTES, Descriptor, InvalidImageError
 from btrfs_ublk.image.reference import Reference
 from btrfs_ublk.image.repository import COPY_BYTES, Files, Found, Progress
+from btrfs_ublk.image.transport import NoAnswer
 
 try:
     # They have no types: their classes are made when they run.
@@ -228,9 +227,9 @@ class S3Files(Bucket, Files):
                     count += len(part)
                     yield part
         except BotoCoreError as error:
-            raise requests.ConnectionError(str(error)) from error
+            raise NoAnswer(str(error)) from error
         if not count:
-            raise requests.ConnectionError("the store sent nothing")
+            raise NoAnswer("the store sent nothing")
 
     def write(self, name: str, data: bytes) -> None:
         with self._asking(f"put {name}"):

@@ -8,8 +8,10 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support import tables
 from support.needs import Need
 from support.shells import MirrorShell, mirror_refusal, mirror_shell
 from support.web_servers import NGINX, WebServer, response, scripted_server, web_server
@@ -111,6 +113,16 @@ def test_says_how_it_failed(
     assert answer.retry_after_ms == {"busy": 7000, "limited": 3000}.get(path, 0)
 
 
+@pytest.mark.parametrize("case", tables.cases("retry_after"), ids=tables.name)
+def test_when_to_ask_again(shell: Shell, case: dict[str, Any]) -> None:
+    """What says no time leaves it to the back-off (0)."""
+    at_least_s, at_most_s = case["wait_s"] or (0, 0)
+    busy = response(f"429 Too Many\nRetry-After: {tables.retry_after(case)}")
+    with scripted_server(lambda _: busy) as server, shell(server.url()) as mirror:
+        answer = mirror.fetch(0, UNIT)
+    assert at_least_s * 1000 <= answer.retry_after_ms <= at_most_s * 1000
+
+
 @pytest.mark.usefixtures("carrier")
 @pytest.mark.parametrize(
     ("length", "text"),
@@ -168,6 +180,17 @@ def test_follows_redirects_but_not_out_of_tls(shell: Shell, web: WebServer) -> N
         answer = mirror.fetch(0, UNIT)
         assert answer.failure == "wrong"
         assert "from https to http" in answer.text
+
+
+@pytest.mark.parametrize("case", tables.cases("redirects"), ids=tables.name)
+def test_where_redirects_lead(shell: Shell, case: dict[str, Any]) -> None:
+    head = f"206 Partial\nContent-Range: bytes 0-{UNIT - 1}/{SIZE}"
+    answer = response(head, DATA[:UNIT])
+    with scripted_server(tables.redirecting(case, answer)) as server:
+        with shell(server.url("object")) as mirror:
+            failure = mirror.fetch(0, UNIT).failure
+    assert failure == ("" if case["followed"] else "wrong")
+    assert tables.was_followed(server.requests) == case["followed"]
 
 
 def test_the_password_is_read_when_it_is_needed(

@@ -12,16 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import tables
 from support.sanitized_build import PROJECT, SANITIZER_ENVIRONMENT
 
 from btrfs_ublk.image.connection import parse_challenges
 
-TABLE = json.loads(
-    (PROJECT / "tests/support/tables/logins.json").read_text(encoding="utf-8")
-)
-REFUSALS = json.loads(
-    (PROJECT / "tests/support/tables/challenges.json").read_text(encoding="utf-8")
-)
+TABLE = tables.cases("logins")
+REFUSALS: Any = tables.cases("challenges")
 TIMEOUT_S = 120
 
 #: find(images, config, environment) returns the user of each login, or its error.

@@ -12,8 +12,10 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support import tables
 from support.images import sealed_image
 from support.web_servers import Script, response, scripted_server
 
@@ -160,19 +162,20 @@ def test_documents(pull: Callable[[Script], Pull], document: bytes) -> None:
     refused(done, "127.0.0.1")
 
 
-@pytest.mark.parametrize(
-    ("location", "said"),
-    [
-        ("file:///etc/passwd", "cannot get the manifest 1"),
-        ("gopher://127.0.0.1:1/x", "cannot get the manifest 1"),
-        ("ftp://us3r:p4ss@127.0.0.1/x", "cannot get the manifest 1"),
-        ("/v2/some/app/manifests/1", "redirects a request more than"),
-    ],
-)
-def test_redirections(pull: Callable[[Script], Pull], location: str, said: str) -> None:
-    done = pull(lambda _: response(f"307 There\nLocation: {location}"))
-    refused(done, said)
-    assert "root:" not in done.said and "p4ss" not in done.said
+@pytest.mark.parametrize("case", tables.cases("redirects"), ids=tables.name)
+def test_redirections(pull: Callable[[Script], Pull], case: dict[str, Any]) -> None:
+    requests: list[str] = []
+    answer = tables.redirecting(case, response("404 No"))
+
+    def script(request: str) -> bytes:
+        requests.append(request)
+        return answer(request)
+
+    done = pull(script)
+    said = "HTTP 404" if case["followed"] else "cannot get the manifest 1"
+    refused(done, said if case["location"] else "redirects a request more than")
+    assert tables.was_followed(requests) == case["followed"]
+    assert "p4ss" not in done.said
 
 
 def test_a_login_is_not_for_where_a_registry_sends_us(tmp_path: Path) -> None:

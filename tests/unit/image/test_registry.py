@@ -14,9 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-import requests
+from support import tables
 from support.images import sealed_image
 from support.needs import Need
 from support.registry import (
@@ -167,29 +168,11 @@ def test_a_blob_is_there_if_the_registry_says_where(tmp_path: Path) -> None:
     assert "Referer" not in "".join(home.requests)
 
 
-@pytest.mark.parametrize(
-    ("text", "at_least_s", "at_most_s"),
-    [
-        ("3", 3, 3),
-        ("0", 0, 0),
-        ("DATE+3000 GMT", 2000, 3000),
-        ("DATE-3000 GMT", 7, 7),
-        ("-1", 7, 7),
-        ("\xb2", 7, 7),
-        ("9" * 500, 7, 7),
-        ("Fri, 31 Feb 2026 99:99:99 GMT", 7, 7),
-        ("Fri, 27 Nov 2026 10:00:00 +99999999", 7, 7),
-        ('\x01\xff,;"', 7, 7),
-    ],
-)
-def test_when_to_ask_again(text: str, at_least_s: float, at_most_s: float) -> None:
-    if text.startswith("DATE"):
-        after_s, zone = text[4:].split()
-        at = time.gmtime(time.time() + int(after_s))
-        text = time.strftime("%a, %d %b %Y %H:%M:%S ", at) + zone
-    answer = requests.Response()
-    answer.headers["Retry-After"] = text
-    assert at_least_s <= connection._retry_after_s(answer, 7.0) <= at_most_s
+@pytest.mark.parametrize("case", tables.cases("retry_after"), ids=tables.name)
+def test_when_to_ask_again(case: dict[str, Any]) -> None:
+    at_least_s, at_most_s = case["wait_s"] or (7, 7)
+    found = connection.retry_after_s(tables.retry_after(case), 7.0)
+    assert at_least_s <= found <= at_most_s
 
 
 def test_a_registry_is_not_asked_before_it_wants(
