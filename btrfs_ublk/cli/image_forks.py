@@ -12,6 +12,7 @@ from btrfs_ublk import image as images
 from btrfs_ublk import volume as volumes
 from btrfs_ublk.base.entry import PathType, SizeType, json_option
 from btrfs_ublk.base.progress import progress
+from btrfs_ublk.base.text import visible
 from btrfs_ublk.cli.image_options import with_access
 from btrfs_ublk.cli.volume_options import confirm, volume_name, volumes_base
 from btrfs_ublk.errors import UsageError

@@ -80,10 +80,12 @@ def bring_up(
         raise UsageError(
             f"volume {name!r} is defined in {found.file}", hint="write it there"
         )
-    with progress(f"bring image {image} up"):
-        return volumes.up_volume(
-            name, replace(found.definition, **changed), base=base, made=made
-        )
+    definition = replace(found.definition, **changed)
+    with (
+        progress(f"bring image {image} up"),
+        volumes.beginning_image(name, definition, base) as begun,
+    ):
+        return volumes.up_volume(name, definition, base=base, made=made, image=begun)
 
 
 @click.command()

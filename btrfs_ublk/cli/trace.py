@@ -7,15 +7,14 @@ import json
 import os
 import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from btrfs_ublk.base.entry import CountType, PathType, SecondsType, json_option
-from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.cli.map_options import device_argument, map_option
-from btrfs_ublk.content import MapClient, TraceSource, TraceWriter
+from btrfs_ublk.content import MapClient, TraceWriter
+from btrfs_ublk.content.trace import Recording
 from btrfs_ublk.device import device_map
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 
@@ -112,7 +111,7 @@ def _record_into(
         raise UsageError(f"{output}: {why}") from error
     try:
         with file:
-            recording = _Recording(client, number, unit, TraceWriter(file))
+            recording = Recording(client, number, unit, TraceWriter(file))
             return _record(recording, for_s, idle_s)
     except OSError as error:
         raise BtrfsUblkError(
@@ -126,7 +125,7 @@ def _open_no_link(path: str, flags: int) -> int:
 
 
 def _record(
-    recording: _Recording, for_s: float | None, idle_s: float | None
+    recording: Recording, for_s: float | None, idle_s: float | None
 ) -> tuple[int, int]:
     click.echo("recording", err=True)
     started_s = last_s = time.monotonic()
@@ -143,41 +142,3 @@ def _record(
     except KeyboardInterrupt:
         pass  # that ends it normally
     return recording.finish()
-
-
-class _Recording:
-    """A recording that a server makes, being written to a file."""
-
-    def __init__(
-        self, client: MapClient, number: int, unit: int | None, writer: TraceWriter
-    ) -> None:
-        self._client = client
-        self._number = number
-        self._unit = unit
-        self._writer = writer
-
-    def take(self, *, stop: bool = False) -> int:
-        """Write what has come since the last call. Returns how many blocks."""
-        taken = 0
-        while True:
-            page = self._client.trace_read(self._number, self._writer.units, stop=stop)
-            reads = [(source, unit, at_ms) for source, unit, at_ms in page["reads"]]
-            self._writer.add(reads, self._describe)
-            taken += len(reads)
-            self.lost, self.seconds = int(page["lost"]), float(page["seconds"])
-            if not reads or self._writer.units >= int(page["units"]):
-                return taken
-
-    @deferred()  # a signal may come as the recording ends by itself
-    def finish(self) -> tuple[int, int]:
-        """Return how many blocks there are, and how many reads were lost."""
-        self.take()
-        self.take(stop=True)
-        self._writer.end(lost=self.lost, seconds=self.seconds)
-        return self._writer.units, self.lost
-
-    def _describe(self, source: int) -> TraceSource:
-        found = TraceSource.describe(
-            self._client.show(source=source)["source"]["description"]
-        )
-        return found if self._unit is None else replace(found, unit=self._unit)

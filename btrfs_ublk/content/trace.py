@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import UsageError, why_unread
+
+if TYPE_CHECKING:
+    from btrfs_ublk.content.maps import MapClient
 
 FORMAT = "btrfs-ublk trace"
 #: In version 1, a trace has the units of its sources.
@@ -131,6 +134,44 @@ class TraceWriter:
 
     def _line(self, value: object) -> None:
         self._file.write(json.dumps(value, separators=(",", ":")) + "\n")
+
+
+class Recording:
+    """A recording that a server makes, being written to a file."""
+
+    def __init__(
+        self, client: MapClient, number: int, unit: int | None, writer: TraceWriter
+    ) -> None:
+        self._client = client
+        self._number = number
+        self._unit = unit
+        self._writer = writer
+
+    def take(self, *, stop: bool = False) -> int:
+        """Write what has come since the last call. Returns how many blocks."""
+        taken = 0
+        while True:
+            page = self._client.trace_read(self._number, self._writer.units, stop=stop)
+            reads = [(source, unit, at_ms) for source, unit, at_ms in page["reads"]]
+            self._writer.add(reads, self._describe)
+            taken += len(reads)
+            self.lost, self.seconds = int(page["lost"]), float(page["seconds"])
+            if not reads or self._writer.units >= int(page["units"]):
+                return taken
+
+    @deferred()  # a signal may come as the recording ends by itself
+    def finish(self) -> tuple[int, int]:
+        """Return how many blocks there are, and how many reads were lost."""
+        self.take()
+        self.take(stop=True)
+        self._writer.end(lost=self.lost, seconds=self.seconds)
+        return self._writer.units, self.lost
+
+    def _describe(self, source: int) -> TraceSource:
+        found = TraceSource.describe(
+            self._client.show(source=source)["source"]["description"]
+        )
+        return found if self._unit is None else replace(found, unit=self._unit)
 
 
 def _runs(reads: Iterable[tuple[int, int, int]]) -> Iterator[Reads]:

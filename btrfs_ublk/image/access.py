@@ -37,6 +37,16 @@ class RegistryAccess:
     via: tuple[str, ...] | None = None
     via_plain: bool = False
 
+    def keys(self) -> dict[str, str | bool]:
+        """Return what a mirror of a map has of it."""
+        keys: dict[str, str | bool] = {}
+        for key in ("docker_config", "ca_file"):
+            if (path := getattr(self, key)) is not None:
+                keys[key] = str(path)
+        if self.insecure:
+            keys["insecure"] = True
+        return keys
+
     def of(self, registry: str) -> RegistryAccess:
         """Return how to get to one of several registries: only those on loopback are
         asked by http."""

@@ -28,6 +28,8 @@ from btrfs_ublk.image.documents import (
     NO_PLATFORM,
     SEALED_IN,
     Descriptor,
+    Start,
+    embedding,
     to_bytes,
     write_sealed_manifest,
 )
@@ -227,13 +229,18 @@ def seal(
     pack = done[0]
     data = layout.take(made / "data", DATA) if digests.size_bytes else None
     layout.add(EMPTY, EMPTY_BYTES)
-    sealed = layout.add(
-        MANIFEST,
-        write_sealed_manifest(pack, data),
-        artifactType=ARTIFACT,
-        platform=NO_PLATFORM,
+    start = Start(
+        local_bytes=header.local_bytes,
+        device_bytes=header.device_bytes,
+        data_bytes=header.data_bytes,
+        first_bytes=header.first_bytes,
+        unit=header.unit,
+        fsid=header.fsid,
+        digests=digests.units,
     )
-    index = layout.add(INDEX, _index(layout, opened, sealed))
+    manifest = write_sealed_manifest(pack, data, annotations=start.to_annotations())
+    sealed = layout.add(MANIFEST, manifest, artifactType=ARTIFACT, platform=NO_PLATFORM)
+    index = layout.add(INDEX, _index(layout, opened, sealed, manifest))
     layout.tag(index, tag)
     return BuiltImage(
         name=LayoutName(layout.path, tag),
@@ -260,10 +267,12 @@ def layers_of(reported: Sequence[dict[str, Any]]) -> list[Layer]:
     ]
 
 
-def _index(layout: Layout, opened: OpenedSource, sealed: Descriptor) -> bytes:
+def _index(
+    layout: Layout, opened: OpenedSource, sealed: Descriptor, manifest: bytes
+) -> bytes:
     """Return the index: the ordinary image first, whose layers say where they are
-    sealed, and the sealed one second."""
-    manifests = [dict(sealed.raw)]
+    sealed, and the sealed one second, with its manifest, which saves a request."""
+    manifests = [dict(embedding(sealed, manifest))]
     if opened.ordinary is not None and opened.manifest is not None:
         layers = [
             {

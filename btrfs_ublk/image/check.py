@@ -20,6 +20,7 @@ from btrfs_ublk.content.digests import DIGEST_BYTES, Digests
 from btrfs_ublk.errors import BtrfsUblkError, CommandError, UsageError
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import (
+    DATA_OFFSET,
     Descriptor,
     InvalidImageError,
     SealedManifest,
@@ -29,7 +30,6 @@ from btrfs_ublk.image.documents import (
 )
 from btrfs_ublk.image.indexed import check_subject, data_parts, layer_blob
 from btrfs_ublk.image.pack import (
-    DATA_OFFSET,
     InvalidPackError,
     LayerSource,
     PackHeader,

@@ -6,8 +6,10 @@ on keep their bytes, as their digests name them.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
@@ -42,6 +44,8 @@ DATA = "application/vnd.btrfs-ublk.data.v1"
 SEALED_IN = "containerd.io/snapshot/btrfs-ublk.image"
 #: Annotation of an index in a layout: its tag.
 TAG = "org.opencontainers.image.ref.name"
+#: Annotation of a sealed image's manifest: its Start.
+START = "vnd.btrfs-ublk.start"
 #: Annotation: when something was made.
 CREATED = "org.opencontainers.image.created"
 #: The diff ID of a layer of no bytes. As containerd starts an image without layers from
@@ -55,9 +59,18 @@ COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
 #: Platform of what is no image for a machine.
 NO_PLATFORM = {"os": "unknown", "architecture": "unknown"}
 
+#: Where the data object begins on the device, behind the last superblock mirror.
+DATA_OFFSET = 512 << 30
+_BLOCK_BYTES, _MAX_DEVICE_BYTES = 4096, 4 << 60
+_UNITS = [1 << each for each in range(12, 21)]
+_FSID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 #: Registries accept no larger manifests (OCI distribution specification, 1.1).
 MAX_DOCUMENT_BYTES = 4 << 20
 _MAX_BLOB_BYTES = 1 << 50
+#: The largest manifest that its descriptor embeds, and the most bytes of digests that a
+#: manifest has: more would take longer than the request that they save.
+_MAX_EMBEDDED_BYTES = 64 << 10
+_MAX_START_BYTES = 256 << 10
 #: Of the metadata of an image, packed or not.
 MAX_METADATA_BYTES = 16 << 30
 #: More layers than overlayfs, Docker and containerd can have.
@@ -112,6 +125,26 @@ def describe_blob(media_type: str, digest: str, size: int, **more: Any) -> Descr
     """Describe a blob. ``more`` are further keys of the descriptor."""
     raw = {"mediaType": media_type, "digest": digest, "size": size, **more}
     return Descriptor(media_type, digest, size, raw)
+
+
+def embedding(one: Descriptor, data: bytes) -> Mapping[str, Any]:
+    """Return the descriptor of a document, with the document in it unless that is
+    large (OCI image specification, descriptor.md: ``data``)."""
+    if len(data) > _MAX_EMBEDDED_BYTES:
+        return one.raw
+    return {**one.raw, "data": base64.b64encode(data).decode()}
+
+
+def embedded(one: Descriptor) -> bytes | None:
+    """Return the document that a descriptor embeds, verified; None: it has none."""
+    text = one.raw.get("data")
+    if not isinstance(text, str) or len(text) > MAX_DOCUMENT_BYTES:
+        return None
+    try:
+        data = base64.b64decode(text, validate=True)
+    except ValueError:
+        return None
+    return data if digest_of(data) == one.digest else None
 
 
 def parse_descriptor(value: Any, where: str) -> Descriptor:
@@ -254,6 +287,54 @@ def to_bytes(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, indent=1).encode()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What a device and its map need of an image while its pack is on the way, whose
+    header has the same. ``digests`` are those of all units."""
+
+    local_bytes: int
+    device_bytes: int
+    data_bytes: int
+    first_bytes: int
+    unit: int
+    fsid: str
+    digests: bytes
+
+    def to_annotations(self) -> dict[str, str]:
+        """What the manifest has of it: nothing where it would be too long."""
+        if len(self.digests) > _MAX_START_BYTES:
+            return {}
+        keys = vars(self) | {"digests": base64.b64encode(self.digests).decode()}
+        return {START: json.dumps(keys, separators=(",", ":"))}
+
+    @classmethod
+    def parse(cls, text: str) -> Start | None:
+        """Return what an annotation says; None where it has another form, as one of a
+        later version: the pack says all."""
+        try:
+            keys = json.loads(text)
+            keys["digests"] = base64.b64decode(keys["digests"], validate=True)
+            found = cls(**keys)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+        return found if found._is_valid() else None
+
+    def _is_valid(self) -> bool:
+        sizes = (self.local_bytes, self.data_bytes, self.first_bytes, self.device_bytes)
+        return (
+            all(type(x) is int and x >= 0 and not x % _BLOCK_BYTES for x in sizes)
+            and 0 < self.local_bytes <= DATA_OFFSET
+            and 0 < self.data_bytes <= self.device_bytes - DATA_OFFSET
+            and self.device_bytes <= _MAX_DEVICE_BYTES
+            and self.first_bytes <= self.data_bytes
+            and type(self.unit) is int
+            and self.unit in _UNITS
+            and len(self.digests) == -(-self.data_bytes // self.unit) * 32
+            and isinstance(self.fsid, str)
+            and _FSID.fullmatch(self.fsid) is not None
+        )
+
+
 @dataclass(frozen=True)
 class SealedManifest:
     """The manifest of a sealed image: metadata pack and data object. All content of an
@@ -264,6 +345,7 @@ class SealedManifest:
     pack: Descriptor
     data: Descriptor | None
     subject: Descriptor | None = None
+    start: Start | None = None
 
     @property
     def data_bytes(self) -> int:
@@ -321,4 +403,12 @@ def parse_sealed_manifest(data: bytes, where: str) -> SealedManifest:
         )
     if subject is not None and DATA in found:
         raise InvalidImageError(f"{where} is an indexed image with data of its own")
-    return SealedManifest(digest_of(data), found[METADATA], found.get(DATA), subject)
+    annotations = document.get("annotations")
+    text = annotations.get(START) if isinstance(annotations, dict) else None
+    return SealedManifest(
+        digest_of(data),
+        found[METADATA],
+        found.get(DATA),
+        subject,
+        Start.parse(text) if isinstance(text, str) and DATA in found else None,
+    )

@@ -18,9 +18,9 @@ from btrfs_ublk.base.process import spawn
 from btrfs_ublk.content.trace import Trace
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess
-from btrfs_ublk.image.documents import TAG
+from btrfs_ublk.image.documents import DATA_OFFSET, TAG
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.pack import DATA_OFFSET, read_header, unpack
+from btrfs_ublk.image.pack import read_header, unpack
 from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.pull import look_up, open_sealed
 from btrfs_ublk.image.reference import LayoutName, Name, Reference

@@ -12,7 +12,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
@@ -24,14 +24,17 @@ import zstandard
 
 from btrfs_ublk.content.digests import DIGEST_BYTES, Digests, check_unit
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.image.documents import MAX_LAYERS, MAX_METADATA_BYTES, digest_of
+from btrfs_ublk.image.documents import (
+    DATA_OFFSET,
+    MAX_LAYERS,
+    MAX_METADATA_BYTES,
+    digest_of,
+)
 from btrfs_ublk.image.reference import check_digest
-from btrfs_ublk.units import BLOCK_BYTES, EIB, GIB, MIB
+from btrfs_ublk.units import BLOCK_BYTES, EIB, MIB
 
 MAGIC = b"BTRFSUBLKPACK1\n"
 _ANY_VERSION = re.compile(rb"BTRFSUBLKPACK([0-9])\n")
-#: Where the data object begins on the device, behind the last superblock mirror.
-DATA_OFFSET = 512 * GIB
 _MAX_HEADER_BYTES = 32 * MIB
 _MAX_EXTENTS = 1 << 20
 #: Of an index, or a selection, as servers have it.
@@ -461,17 +464,22 @@ def read_header(path: Path) -> PackHeader:
         return header
 
 
-def unpack(path: Path, seed_image: Path) -> tuple[PackHeader, Digests]:
+def unpack(
+    path: Path, seed_image: Path, *, check: Callable[[PackHeader], object] | None = None
+) -> tuple[PackHeader, Digests]:
     """Write the local part of an image into a new sparse file; return the header and
     the units' digests, which were verified against the root. Of an indexed image,
     indexes and selections are written beside it: index_path(), selection_path().
 
-    Raises InvalidPackError and OSError; what was written of the file stays then, for
-    the caller to remove with its directory.
+    With ``check``, which gets the header first, the file is there, empty. Raises
+    InvalidPackError and OSError; what was written of the file stays then, for the
+    caller to remove with its directory.
     """
     with opened_pack(path) as (header, reader):
+        if check is not None:
+            check(header)
         _check_room(header, seed_image.parent)
-        with open(seed_image, "xb") as seed:
+        with open(seed_image, "xb" if check is None else "r+b") as seed:
             seed.truncate(header.local_bytes)
             for offset, length in header.extents:
                 seed.seek(offset)

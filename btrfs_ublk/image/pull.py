@@ -7,14 +7,15 @@ index. The data stay where they are until they are read.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
@@ -25,8 +26,10 @@ from btrfs_ublk.image.documents import (
     Descriptor,
     InvalidImageError,
     SealedManifest,
+    Start,
     choose_platform,
     descriptors,
+    embedded,
     is_index,
     manifests_of,
     may_be_sealed,
@@ -36,13 +39,14 @@ from btrfs_ublk.image.documents import (
     sealed_in,
 )
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.pack import PackHeader, check_data, read_header
 from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.policy import Policy, RefusedImageError, read_policy
 from btrfs_ublk.image.reference import LayoutName, Name, Reference
 from btrfs_ublk.image.repository import Document, Repository
-from btrfs_ublk.image.signature import signer_of
 from btrfs_ublk.image.store import ImageStore
+
+if TYPE_CHECKING:
+    from btrfs_ublk.image.pack import PackHeader
 
 _NOT_SEALED_HINT = (
     "make a sealed image of it: btrfs-ublk image build; or, in a registry, an index "
@@ -82,7 +86,7 @@ def find_sealed(
     manifests = manifests_of(document, where, read)
     found = {}
     for one in may_be_sealed(manifests)[:_MAX_CANDIDATES]:
-        candidate = read(one)
+        candidate = embedded(one) or read(one)
         if parse_document(candidate, one.digest).get("artifactType") == ARTIFACT:
             found[one.digest] = candidate
     ordinary = ordinary_images(manifests)
@@ -178,11 +182,13 @@ def _check_layers(
 ) -> None:
     """Raise InvalidImageError unless the data of an indexed image are in layers of its
     subject."""
-    from btrfs_ublk.image.indexed import check_subject
+    from btrfs_ublk.image.pack import check_data, read_header
 
     header = read_header(pack)
     check_data(header, sealed.data_bytes, indexed=sealed.subject is not None)
     if sealed.subject is not None:
+        from btrfs_ublk.image.indexed import check_subject
+
         subject = repository.document(sealed.subject.digest)
         where = f"{reference.place}@{subject.digest}"
         check_subject(header, parse_document(subject.data, where), where)
@@ -198,22 +204,91 @@ def _listing(repository: Repository, name: Reference, digest: str) -> list[str]:
     return [index.digest] if any(one.digest == digest for one in manifests) else []
 
 
-def pull_image(
+class Pull:
+    """A sealed image whose manifest is there, and that the policy lets in: its pack is
+    fetched by a thread meanwhile. ``why`` says why it was let in."""
+
+    def __init__(
+        self,
+        reference: Reference,
+        repository: Repository,
+        sealed: SealedManifest,
+        manifest: bytes,
+        why: str,
+        progress: Callable[[int], object],
+    ) -> None:
+        self.reference, self.sealed, self.why = reference, sealed, why
+        self.fetched_bytes = 0
+        self._repository, self._manifest = repository, manifest
+        self._progress = progress
+        self._new: Path | None = None
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._unwanted = False
+
+    @property
+    def start(self) -> Start | None:
+        """What can be begun with before the pack is there."""
+        return self.sealed.start
+
+    def begin(self, new: Path) -> None:
+        """Begin to fetch the pack into a directory."""
+        self._new = new
+        self._thread = threading.Thread(target=self._fetch, daemon=True)
+        self._thread.start()
+
+    def _fetch(self) -> None:
+        assert self._new is not None
+        try:
+            self._repository.download(self.sealed.pack, self._new / "pack", self._had)
+        except BaseException as error:
+            self._error = error
+
+    def _had(self, count: int) -> None:
+        if self._unwanted:
+            raise InterruptedError
+        self._progress(count)
+
+    def pack(self) -> Path:
+        """Wait for the pack, and return where it is, verified. Raises RegistryError,
+        InvalidImageError, InvalidPackError, OSError."""
+        assert self._new is not None
+        pack, thread = self._new / "pack", self._thread
+        if thread is not None:
+            thread.join()
+            if self._error is not None:
+                raise self._error
+            _check_layers(pack, self.sealed, self.reference, self._repository)
+            self._thread = None
+        return pack
+
+    def end(self) -> None:
+        """Have the thread end soon."""
+        self._unwanted = True
+        if self._thread is not None:
+            self._repository.close()
+
+    def keep(self, store: ImageStore, *, pinned: bool = False) -> None:
+        """Put the image into the store. Raises as pack() does."""
+        if self._new is not None:
+            self.pack()
+            store.add(self._new, self._manifest)
+            self.fetched_bytes += self.sealed.pack.size
+        store.name(str(self.reference), self.sealed.digest, pinned=pinned)
+
+
+@contextmanager
+def pulling(
     reference: Reference,
     access: RegistryAccess,
     store: ImageStore,
     *,
     policy: Policy | None = None,
-    pinned: bool = False,
     listed_in: Reference | None = None,
     progress: Callable[[int], object] = lambda count: None,
-) -> PulledImage:
-    """Get the metadata of a sealed image into the store. Raises RegistryError,
-    InvalidImageError, and RefusedImageError when the policy does not let it in.
-
-    ``listed_in`` names an index of the same repository, for an image that is named by
-    its own digest: a signature of the index counts as well, if the image is in it.
-    """
+) -> Iterator[Pull]:
+    """Begin to get the metadata of a sealed image; see pull_image(). What is not in the
+    store at the end is dropped."""
     policy = policy or read_policy()
     with open_repository(reference, access) as repository:
         document, candidates = _candidates(reference, repository)
@@ -224,6 +299,9 @@ def pull_image(
         is_referrer = sealed.subject is not None and document.digest != sealed.digest
 
         def find_signer(sealed: SealedManifest, keys: Sequence[Path]) -> Path | None:
+            # Most rules want none, and what checks them takes long to load.
+            from btrfs_ublk.image.signature import signer_of
+
             signed = [sealed.digest]
             if not is_referrer:
                 signed.insert(0, document.digest)
@@ -248,15 +326,44 @@ def pull_image(
         else:
             assert refused is not None
             raise refused
-        fetched_bytes = len(document.data) + len(data) * (data is not document.data)
-        if store.find(sealed.digest) is None:
-            with store.adding() as new:
-                repository.download(sealed.pack, new / "pack", progress)
-                _check_layers(new / "pack", sealed, reference, repository)
-                store.add(new, data)
-            fetched_bytes += sealed.pack.size
-        store.name(str(reference), sealed.digest, pinned=pinned)
-    return PulledImage(reference, sealed.digest, why, fetched_bytes)
+        found = Pull(reference, repository, sealed, data, why, progress)
+        found.fetched_bytes = len(document.data) + len(data) * (
+            data is not document.data
+        )
+        with ExitStack() as stack:
+            if store.find(sealed.digest) is None:
+                new = stack.enter_context(store.adding())
+                stack.callback(found.end)
+                found.begin(new)
+            yield found
+
+
+def pull_image(
+    reference: Reference,
+    access: RegistryAccess,
+    store: ImageStore,
+    *,
+    policy: Policy | None = None,
+    pinned: bool = False,
+    listed_in: Reference | None = None,
+    progress: Callable[[int], object] = lambda count: None,
+) -> PulledImage:
+    """Get the metadata of a sealed image into the store. Raises RegistryError,
+    InvalidImageError, and RefusedImageError when the policy does not let it in.
+
+    ``listed_in`` names an index of the same repository, for an image that is named by
+    its own digest: a signature of the index counts as well, if the image is in it.
+    """
+    with pulling(
+        reference,
+        access,
+        store,
+        policy=policy,
+        listed_in=listed_in,
+        progress=progress,
+    ) as found:
+        found.keep(store, pinned=pinned)
+    return PulledImage(reference, found.sealed.digest, found.why, found.fetched_bytes)
 
 
 @dataclass(frozen=True)
@@ -300,6 +407,8 @@ class ImageReport:
 def inspect_image(name: Name, access: RegistryAccess) -> ImageReport:
     """Look at an image of a layout or a registry; nothing of it is used otherwise.
     Raises UsageError, RegistryError, InvalidImageError, InvalidPackError."""
+    from btrfs_ublk.image.pack import read_header
+
     if isinstance(name, LayoutName):
         layout, manifest, _ = open_sealed(name)
         header = read_header(layout.verify(manifest.pack))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from btrfs_ublk.base.jsonfile import RecordFormat, remove_unfinished, sync
 from btrfs_ublk.base.paths import StrPath
@@ -22,9 +23,11 @@ from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.device.locks import lock_file
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.documents import SealedManifest, parse_sealed_manifest
-from btrfs_ublk.image.pack import PackHeader, read_header
 from btrfs_ublk.image.reference import check_digest
 from btrfs_ublk.kernel.new_file import write_new
+
+if TYPE_CHECKING:
+    from btrfs_ublk.image.pack import PackHeader
 
 #: Images are kept in the directory that the variable names, else in this one.
 IMAGES_VARIABLE = "BTRFS_UBLK_IMAGES_DIR"
@@ -212,14 +215,13 @@ class ImageStore:
                 names=tuple(sorted(mine)),
                 pinned=any(x.pinned for x in mine.values()),
                 pack_bytes=manifest.pack.size,
-                data_bytes=self._data_bytes(directory, manifest),
+                data_bytes=self._data_bytes(manifest),
             )
 
-    @staticmethod
-    def _data_bytes(directory: Path, manifest: SealedManifest) -> int:
+    def _data_bytes(self, manifest: SealedManifest) -> int:
         if manifest.subject is None:
             return manifest.data_bytes
-        return read_header(directory / "pack").data_bytes
+        return self.header(manifest.digest).data_bytes
 
     def manifest(self, digest: str) -> SealedManifest:
         """Return the manifest of an image that is there."""
@@ -227,6 +229,8 @@ class ImageStore:
         return parse_sealed_manifest(path.read_bytes(), str(path))
 
     def header(self, digest: str) -> PackHeader:
+        from btrfs_ublk.image.pack import read_header
+
         return read_header(self._directory(digest) / "pack")
 
     def collect(

@@ -20,9 +20,9 @@ from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, make_image
 from btrfs_ublk.image.check import Progress, assembled_image, putting_together
-from btrfs_ublk.image.documents import InvalidImageError
+from btrfs_ublk.image.documents import DATA_OFFSET, InvalidImageError
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.pack import DATA_OFFSET, Layer, PackHeader
+from btrfs_ublk.image.pack import Layer, PackHeader
 from btrfs_ublk.image.reference import LayoutName, Name
 from btrfs_ublk.image.source import OpenedSource, open_path, open_source
 from btrfs_ublk.kernel.temporary import tempdir

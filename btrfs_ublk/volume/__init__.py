@@ -29,13 +29,14 @@ if TYPE_CHECKING:
         unmapped_bytes,
     )
     from btrfs_ublk.volume.entry import Access, VolumeFile
-    from btrfs_ublk.volume.forks import DEFAULT_FORK_MODE, FORK_MODES, Fork, ForkMode
+    from btrfs_ublk.volume.forks import Fork
     from btrfs_ublk.volume.image import (
         ensure_fork,
         fork_image,
         forks_of_image,
         unfork_image,
     )
+    from btrfs_ublk.volume.image_seed import beginning_image
     from btrfs_ublk.volume.listing import ListedFile, Listing
     from btrfs_ublk.volume.make import remove_halves
     from btrfs_ublk.volume.report import (
@@ -52,7 +53,12 @@ if TYPE_CHECKING:
         snapshots_of_volume,
     )
     from btrfs_ublk.volume.run import find_volume_of, run_in_image
-    from btrfs_ublk.volume.settings import Setting
+    from btrfs_ublk.volume.settings import (
+        DEFAULT_FORK_MODE,
+        FORK_MODES,
+        ForkMode,
+        Setting,
+    )
     from btrfs_ublk.volume.snapshots import VolumeSnapshot
     from btrfs_ublk.volume.store import (
         FoundDefinition,
@@ -61,6 +67,7 @@ if TYPE_CHECKING:
         volume_directory,
         volumes_directory,
     )
+    from btrfs_ublk.volume.traced_run import trace_run
     from btrfs_ublk.volume.tree_entry import VolumeTree, read_listing
     from btrfs_ublk.volume.trees import AddedTree, add_image, add_tree
     from btrfs_ublk.volume.up import up_volume

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from btrfs_ublk.base.paths import OptionalPath, StrPath
 from btrfs_ublk.base.signals import deferred
@@ -36,6 +36,9 @@ from btrfs_ublk.volume.settings import (
     Size,
 )
 from btrfs_ublk.volume.tree_entry import VolumeTree
+
+if TYPE_CHECKING:
+    from btrfs_ublk.image.access import RegistryAccess
 
 #: One chunk of the seed holds this; more would cost metadata, less would save none.
 DEFAULT_SIZE_BYTES = 64 * TIB
@@ -360,6 +363,18 @@ class VolumeDefinition:
     def with_trees(self, more: Sequence[VolumeTree]) -> VolumeDefinition:
         """Do the same with trees."""
         return replace(self, trees=merge_files(self.trees, more))
+
+    def image_access(self) -> RegistryAccess:
+        """Return how the registry of the volume's image is asked."""
+        with deferred():
+            from btrfs_ublk.image.access import RegistryAccess
+        return RegistryAccess(
+            docker_config=self.image_docker_config,
+            ca_file=self.image_ca_file,
+            insecure=self.image_insecure,
+            via=self.via,
+            via_plain=self.via_plain,
+        )
 
     def to_toml(self) -> str:
         """Return the text that parse_definition() reads."""

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 from uuid import UUID
 
 from btrfs_ublk.base.log import log
@@ -59,11 +59,7 @@ from btrfs_ublk.volume.mounts import (
     overlay_source,
     wait_for_users_elsewhere,
 )
-
-ForkMode = Literal["snapshot", "overlay"]
-FORK_MODES: tuple[ForkMode, ...] = get_args(ForkMode)
-#: Readers of several overlays share the page cache.
-DEFAULT_FORK_MODE: ForkMode = "overlay"
+from btrfs_ublk.volume.settings import DEFAULT_FORK_MODE, ForkMode
 
 LAYERS_DIRECTORY = "layers"
 FORKS_DIRECTORY = "forks"

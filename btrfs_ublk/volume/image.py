@@ -1,5 +1,5 @@
-"""Volumes of sealed images: the seed comes from the image's metadata pack, and the map
-has its data object, whole.
+"""Volumes of sealed images: the map has the image's data object, whole, and forks are
+made of its layers. The seed comes from the image's metadata pack (image_seed.py).
 
 A volume copies what it needs of an image, but its data: they stay in the registry or
 the layout until they are read.
@@ -8,30 +8,24 @@ the layout until they are read.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from btrfs_ublk import content
 from btrfs_ublk import device as devices
 from btrfs_ublk.base.log import step
 from btrfs_ublk.content import SourceKeys
-from btrfs_ublk.content.s3 import s3_keys
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.btrfs import filesystem_uuid
-from btrfs_ublk.physmap.physical_map import ContiguousRun
-from btrfs_ublk.seed.layout import Seed, VirtualData
 from btrfs_ublk.units import BLOCK_BYTES
 from btrfs_ublk.volume.definition import VolumeDefinition
 from btrfs_ublk.volume.forks import (
-    DEFAULT_FORK_MODE,
     LAYERS_DIRECTORY,
     OUR_DIRECTORIES,
     Fork,
-    ForkMode,
     copy_fork,
     list_forks,
     look_up_fork,
@@ -39,216 +33,24 @@ from btrfs_ublk.volume.forks import (
     remove_fork,
 )
 from btrfs_ublk.volume.report import look_at_volume
+from btrfs_ublk.volume.settings import DEFAULT_FORK_MODE, ForkMode
 from btrfs_ublk.volume.store import LOCK_TIMEOUT_S, VolumeDirectory, volume_directory
 
 if TYPE_CHECKING:
-    from btrfs_ublk.content.digests import Digests
     from btrfs_ublk.image.access import RegistryAccess
-    from btrfs_ublk.image.layout import Layout
-    from btrfs_ublk.image.pack import PackHeader
-    from btrfs_ublk.image.reference import Name, Reference
 
-_DIGESTS = "digests"
 #: Keys of a mirror that say how its registry is asked; a definition's begin "image_".
 _ACCESS_KEYS = ("docker_config", "ca_file", "insecure")
 #: Keys of a source of an image that are not those of its mirror.
 _SOURCE_KEYS = ("size", "unit", "root", "codec", "digests", "index", "selection")
+#: Units of what comes first that are asked for at once: in order, in two requests.
+_FIRST_AT_ONCE = 8
 _STAYS_HINT = "that stays: leave it so, or make another volume"
-
-
-@dataclass(frozen=True)
-class FoundImage:
-    """An image that a volume is to be made of: its verified pack, the digest of its
-    manifest, where its data are (None: it has none), and how many bytes the manifest
-    says they have. Of an indexed image, ``layer`` says where the layer of a digest is.
-    """
-
-    pack: Path
-    digest: str
-    mirror: SourceKeys | None
-    data_bytes: int
-    layer: Callable[[str], SourceKeys] | None = None
-
-    def unpack(self, volume: VolumeDirectory, name: str) -> tuple[Seed, dict[str, Any]]:
-        """Write the seed of a volume that is being made; return it, and what is kept of
-        the image in volume.json. Raises InvalidPackError, OSError."""
-        from btrfs_ublk.image.pack import check_data, unpack
-
-        header, digests = unpack(self.pack, volume.seed_image)
-        check_data(header, self.data_bytes, indexed=self.layer is not None)
-        digests.write(volume.path / _DIGESTS)
-        source = None
-        if self.mirror is not None:
-            source = self.mirror | {
-                "size": header.data_bytes,
-                "unit": header.unit,
-                "root": header.root,
-            }
-        return _seed_of(header, volume.seed_image), {
-            "name": name,
-            "digest": self.digest,
-            "source": source,
-            "first_bytes": header.first_bytes,
-            "config": header.config.get("config"),
-            "layers": [layer.chain_id for layer in header.layers],
-            **self._sources(header, digests, volume.path),
-        }
-
-    def _sources(
-        self, header: PackHeader, digests: Digests, directory: Path
-    ) -> dict[str, Any]:
-        """Return the sources of an indexed image, with their offsets in its data."""
-        if self.layer is None:
-            return {}
-        sources = []
-        for number, one in enumerate(header.sources):
-            units = digests.part(one.offset, one.data_bytes)
-            units.write(directory / f"{_DIGESTS}.{number}")
-            source = self.layer(one.layer) | {
-                "unit": header.unit,
-                "root": units.root,
-                "codec": one.codec,
-            }
-            sources.append(
-                {"offset": one.offset, "length": one.data_bytes, "source": source}
-            )
-        return {"sources": sources}
-
-
-def _seed_of(header: PackHeader, path: Path) -> Seed:
-    from btrfs_ublk.image.pack import DATA_OFFSET
-
-    size_bytes = max(header.data_bytes, BLOCK_BYTES)
-    return Seed(
-        path=path,
-        fsid=UUID(header.fsid),
-        device_uuid=UUID(int=0),
-        label="",
-        device_bytes=header.device_bytes,
-        file_bytes=header.local_bytes,
-        metadata_bytes=sum(length for _, length in header.extents),
-        local_bytes=header.local_bytes,
-        virtual_data=VirtualData(
-            filename="",
-            inode=0,
-            size=size_bytes,
-            runs=(ContiguousRun(0, DATA_OFFSET, size_bytes),),
-        ),
-        chunks=1,
-        chunk_bytes=size_bytes,
-        strategy="image",
-    )
-
-
-def find_image(definition: VolumeDefinition) -> FoundImage | None:
-    """Return the image of a definition, whose metadata are fetched if they are not on
-    this machine; None when the definition has none. Raises UsageError, RegistryError,
-    InvalidImageError, RefusedImageError."""
-    if definition.image is None:
-        return None
-    from btrfs_ublk.image.reference import parse_name
-
-    return find_named_image(parse_name(definition.image), image_access(definition))
-
-
-def find_named_image(name: Name, access: RegistryAccess) -> FoundImage:
-    """Return an image, whose metadata are fetched if they are not on this machine.
-    Raises as find_image() does."""
-    from btrfs_ublk.image.pull import open_sealed, pull_image
-    from btrfs_ublk.image.reference import LayoutName
-    from btrfs_ublk.image.store import ImageStore
-
-    if isinstance(name, LayoutName):
-        layout, manifest, _ = open_sealed(name)
-        mirror = None
-        if manifest.data is not None:
-            path = layout.check(manifest.data)
-            mirror = {"kind": "file", "path": str(path)}
-        pack = layout.verify(manifest.pack)
-        return FoundImage(
-            pack,
-            manifest.digest,
-            mirror,
-            manifest.data_bytes,
-            _layer_of(layout) if manifest.subject else None,
-        )
-    store = ImageStore()
-    found = store.find(str(name))
-    if found is None:
-        with step(f"pull {name}"):
-            pull_image(name, access, store)
-        found = store.find(str(name))
-        assert found is not None
-    manifest = store.manifest(found.digest)
-
-    def blob(digest: str) -> SourceKeys:
-        return _source_of(name, digest, access)
-
-    return FoundImage(
-        found.pack,
-        found.digest,
-        blob(manifest.data.digest) if manifest.data else None,
-        manifest.data_bytes,
-        blob if manifest.subject else None,
-    )
-
-
-def _source_of(name: Reference, digest: str, access: RegistryAccess) -> SourceKeys:
-    """Return where a blob of an image is, as a map is told of it."""
-    from btrfs_ublk.image.layout import blob_name
-
-    if name.is_in_registry:
-        return {
-            "kind": "oci",
-            "registry": name.registry,
-            "repository": name.repository,
-            "digest": digest,
-            **_keys(access),
-        }
-    keys: SourceKeys = {"ca_file": str(access.ca_file)} if access.ca_file else {}
-    if name.is_in_bucket:
-        key = f"{name.repository}/{blob_name(digest)}"
-        return {"kind": "s3", "bucket": name.bucket, "key": key, **s3_keys(), **keys}
-    return {"kind": "http", "url": f"{name.place}/{blob_name(digest)}", **keys}
-
-
-def _layer_of(layout: Layout) -> Callable[[str], SourceKeys]:
-    def layer(digest: str) -> SourceKeys:
-        path = layout.blob(digest)
-        if not path.is_file():
-            raise UsageError(
-                f"the data of the image are in layer {digest}, which {layout.path} "
-                "has not",
-                hint="push it to the registry that has the layers, and name it there: "
-                "btrfs-ublk image push; or index it into the layout that has the "
-                "layers, with another --tag",
-            )
-        return {"kind": "file", "path": str(path)}
-
-    return layer
 
 
 def image_access(definition: VolumeDefinition) -> RegistryAccess:
     """Return how the registry of a volume's image is asked."""
-    from btrfs_ublk.image.access import RegistryAccess
-
-    return RegistryAccess(
-        docker_config=definition.image_docker_config,
-        ca_file=definition.image_ca_file,
-        insecure=definition.image_insecure,
-        via=definition.via,
-        via_plain=definition.via_plain,
-    )
-
-
-def _keys(access: RegistryAccess) -> SourceKeys:
-    keys: SourceKeys = {}
-    for key in ("docker_config", "ca_file"):
-        if (path := getattr(access, key)) is not None:
-            keys[key] = str(path)
-    if access.insecure:
-        keys["insecure"] = True
-    return keys
+    return definition.image_access()
 
 
 def refuse_another_image(volume: VolumeDirectory, definition: VolumeDefinition) -> None:
@@ -285,7 +87,7 @@ def refuse_other_access(
     how its registry is asked was kept with it. None: it fits."""
     if source is None or source["kind"] != "oci":
         return None
-    given = _keys(image_access(definition))
+    given = definition.image_access().keys()
     for key in _ACCESS_KEYS:
         before, now = source.get(key), given.get(key)
         if before != now:
@@ -304,12 +106,13 @@ def _sources_of(image: dict[str, Any], directory: Path) -> list[tuple[int, Sourc
     """Return all places where the data of an image are, as a map is told of them, with
     their offsets in the data."""
     from btrfs_ublk.image.pack import index_path, selection_path
+    from btrfs_ublk.volume.image_seed import DIGESTS
 
     def file(path: Path) -> dict[str, str]:
         return {"path": str(path)}
 
     if image["source"]:
-        return [(0, image["source"] | {"digests": file(directory / _DIGESTS)})]
+        return [(0, image["source"] | {"digests": file(directory / DIGESTS)})]
     return [
         (
             one["offset"],
@@ -317,7 +120,7 @@ def _sources_of(image: dict[str, Any], directory: Path) -> list[tuple[int, Sourc
             | {
                 "index": file(index_path(directory, number)),
                 "selection": file(selection_path(directory, number)),
-                "digests": file(directory / f"{_DIGESTS}.{number}"),
+                "digests": file(directory / f"{DIGESTS}.{number}"),
             },
         )
         for number, one in enumerate(image["sources"])
@@ -369,7 +172,7 @@ def map_image(volume: VolumeDirectory) -> None:
         _read_first(client, image)
     # What is in the cache is passed over, so each `up` may begin with it.
     if first_bytes:
-        client.prefetch(end=first_bytes)
+        client.prefetch(end=first_bytes, at_once=_FIRST_AT_ONCE)
 
 
 def _read_first(client: content.MapClient, image: dict[str, Any]) -> None:

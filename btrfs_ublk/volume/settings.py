@@ -10,11 +10,17 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import exact_size, parse_block_size, parse_size
+
+#: How a fork of an image is made (forks.py).
+ForkMode = Literal["snapshot", "overlay"]
+FORK_MODES: tuple[ForkMode, ...] = get_args(ForkMode)
+#: Readers of several overlays share the page cache.
+DEFAULT_FORK_MODE: ForkMode = "overlay"
 
 
 class Kind:

@@ -71,6 +71,12 @@ class Made:
     fsid: str | None = None
     image: dict[str, Any] | None = None
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether the metadata of its image lack: a command that makes the volume goes
+        on, or was killed."""
+        return self.image is not None and bool(self.image.get("pending"))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Session:

@@ -49,7 +49,6 @@ from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.units import BLOCK_BYTES
 from btrfs_ublk.volume.entry import origin_of
 from btrfs_ublk.volume.files import opened_top, opened_virtual_data
-from btrfs_ublk.volume.image import find_named_image
 from btrfs_ublk.volume.listing import ListedFile, Listing
 from btrfs_ublk.volume.report import mount_of
 from btrfs_ublk.volume.store import (
@@ -122,10 +121,11 @@ def add_image(
 
     ``layer`` is the chain ID of another layer than the last. Raises UsageError for a
     volume or path that cannot be, BtrfsUblkError for an image whose data are
-    compressed, and what find_image() raises. Nothing is left in the volume then, but
+    compressed, and what finding() raises. Nothing is left in the volume then, but
     the mapping of the data object, if that is the image's first tree.
     """
     from btrfs_ublk.image.pack import check_data, unpack
+    from btrfs_ublk.volume.image_seed import find_named_image
 
     volume = volume_directory(name, base)
     volume.check()
@@ -139,7 +139,7 @@ def add_image(
         )
     with tempdir() as work:
         seed = work / "seed.img"
-        header, digests = unpack(found.pack, seed)
+        header, digests = unpack(found.pack(), seed)
         check_data(header, found.data_bytes)
         digests.write(work / "digests")
         chosen = next(

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, require
@@ -42,14 +43,12 @@ from btrfs_ublk.volume.files import add_files, as_made, check_files
 from btrfs_ublk.volume.forks import mount_overlays
 from btrfs_ublk.volume.image import (
     check_seed_of_image,
-    find_image,
     map_image,
     refuse_another_image,
 )
 from btrfs_ublk.volume.kept_ledger import KeptLedger
 from btrfs_ublk.volume.listing import Listing
 from btrfs_ublk.volume.make import (
-    MakeSeed,
     discard,
     open_or_make,
     prepare_sprout,
@@ -61,6 +60,7 @@ from btrfs_ublk.volume.resize import check_writable, grow_writable
 from btrfs_ublk.volume.snapshots import complete_rollback, remove_half_snapshots
 from btrfs_ublk.volume.sprout import apply_read_ahead, sprout
 from btrfs_ublk.volume.store import (
+    LOCK_TIMEOUT_S,
     Rollback,
     Session,
     VolumeDirectory,
@@ -76,6 +76,9 @@ from btrfs_ublk.volume.trees import (
 )
 from btrfs_ublk.volume.virtual_file import assert_mapping
 
+if TYPE_CHECKING:
+    from btrfs_ublk.volume.image_seed import FoundImage
+
 
 def up_volume(
     name: str,
@@ -84,6 +87,7 @@ def up_volume(
     base: StrPath | None = None,
     made: Callable[[], object] | None = None,
     resolved: Resolved | None = None,
+    image: Callable[[], FoundImage] | None = None,
 ) -> KeptVolume:
     """Mount a volume with all files and trees of its definition; it outlives this
     process. A volume that is already up gets what is new in the definition.
@@ -91,7 +95,8 @@ def up_volume(
     Its data are in a directory in ``base`` (None: what BTRFS_UBLK_VOLUMES_DIR names, or
     /var/lib/btrfs-ublk/volumes), and survive down_volume() and reboots. ``made`` is
     called when all is done, with signals deferred; ``resolved`` with each image whose
-    tag was resolved to a digest, which is kept from then on.
+    tag was resolved to a digest, which is kept from then on. ``image``: what
+    beginning_image() has yielded, else it is called here.
 
     Raises UsageError for a definition that does not fit the existing volume,
     CapabilityError, BtrfsUblkError. What was made for this is undone then.
@@ -101,11 +106,19 @@ def up_volume(
     volume = volume_directory(name, base)
     refuse_removed_directory(volume)
     remove_halves(volume.path.parent)
-    make_seed = _image_seed(volume, definition)
-    listed = list_trees(volume, definition.trees)
+    _discard_pending(volume)
     with daemon_starting(), ExitStack() as held, ExitStack() as on_failure:
+        if image is None and definition.image and not os.path.lexists(volume.path):
+            with deferred():
+                # Most volumes need none of it.
+                from btrfs_ublk.volume.image_seed import beginning_image
+            image = held.enter_context(beginning_image(name, definition, base))
+        listed = list_trees(volume, definition.trees)
+        found = image() if image else None
         with deferred():
-            lock, is_new = open_or_make(volume, definition, make_seed)
+            lock, is_new = open_or_make(
+                volume, definition, found.begin if found else None
+            )
             held.enter_context(lock)
             if is_new:
                 on_failure.push(undoing(lambda: _unmake(volume)))
@@ -115,7 +128,7 @@ def up_volume(
             take_down(volume)  # what a killed command left
             on_failure.push(undoing(undoing_cache(volume, definition)))
             on_failure.push(undoing(lambda: take_down(volume)))
-            bring_up(volume, definition)
+            bring_up(volume, definition, found)
         target = volume.target_of(definition)
         if volume.made().image is not None:
             mount_overlays(target)
@@ -137,16 +150,16 @@ def up_volume(
     return look_at_volume(volume)
 
 
-def _image_seed(
-    volume: VolumeDirectory, definition: VolumeDefinition
-) -> MakeSeed | None:
-    """Fetch the metadata of the image that a new volume is made of, before anything is
-    locked."""
-    if definition.image is None or os.path.lexists(volume.path):
-        return None
-    name, found = definition.image, find_image(definition)
-    assert found is not None
-    return lambda half: found.unpack(half, name)
+def _discard_pending(volume: VolumeDirectory) -> None:
+    """Remove a volume whose making was killed before the metadata of its image came."""
+    if not os.path.isfile(volume.path / "volume.json"):
+        return
+    volume.check()
+    if not volume.made().is_pending:
+        return
+    with volume.locked(timeout_s=LOCK_TIMEOUT_S):
+        if os.path.lexists(volume.path) and volume.made().is_pending:
+            _unmake(volume)
 
 
 def _add_trees(
@@ -252,8 +265,13 @@ def _change_read_ahead(
             on_failure.push(undoing(lambda: set_read_ahead(target, before)))
 
 
-def bring_up(volume: VolumeDirectory, definition: VolumeDefinition) -> None:
-    """Bring up a volume that is completely down."""
+def bring_up(
+    volume: VolumeDirectory,
+    definition: VolumeDefinition,
+    image: FoundImage | None = None,
+) -> None:
+    """Bring up a volume that is completely down. ``image`` is what it has been made of
+    just now."""
     target = volume.target_of(definition)
     volume.write_session(
         Session(
@@ -268,11 +286,15 @@ def bring_up(volume: VolumeDirectory, definition: VolumeDefinition) -> None:
     with step("make its device"):
         device = make_device(volume, definition)
         map_image(volume)
+    if image is not None:
+        image.complete(volume, device)
     if (rollback := volume.rollback()) is not None:
         with step(f"roll it back to {rollback.snapshot}"):
             _roll_back(volume, device, rollback)
     with step(f"mount it on {target}"):
         _mount(volume, device, target, definition)
+    if image is not None:
+        image.keep()
     found = find_device(volume)
     if found is not None and (wrong := explain_devices(volume, found)):
         log.warning("volume %s: %s", volume.name, wrong)  # only here can that be mended

@@ -66,9 +66,10 @@ static unsigned most_under_way(const struct prefetch *run)
 {
 	unsigned most = run->plan.at_once;
 
-	if (!run->core->counts.reads_waiting)
+	/* So few do not hold readers up, who mostly wait for the next of them when a start is read. */
+	if (!run->core->counts.reads_waiting || most <= YIELDING_SHARE)
 		return most;
-	return most > YIELDING_SHARE ? most / YIELDING_SHARE : 1;
+	return most / YIELDING_SHARE;
 }
 
 /* Until when it waits for readers, as far as is known now; 0: it need not. */

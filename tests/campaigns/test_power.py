@@ -27,8 +27,15 @@ from btrfs_ublk.containers.snapshots import Snapshots
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.kernel.btrfs import create_subvolume
 from btrfs_ublk.units import GIB, MIB, TIB
-from btrfs_ublk.volume import VolumeDefinition, down_volume, remove_volume, up_volume
-from btrfs_ublk.volume.forks import FORK_MODES, ForkMode, make_fork, remove_fork
+from btrfs_ublk.volume import (
+    FORK_MODES,
+    ForkMode,
+    VolumeDefinition,
+    down_volume,
+    remove_volume,
+    up_volume,
+)
+from btrfs_ublk.volume.forks import make_fork, remove_fork
 from btrfs_ublk.volume.store import volume_directories
 
 pytestmark = pytest.mark.data

@@ -37,13 +37,13 @@ from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuiltImage, seal
 from btrfs_ublk.image.documents import (
     CONFIG,
+    DATA_OFFSET,
     MANIFEST,
     Descriptor,
     digest_of,
     to_bytes,
 )
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.pack import DATA_OFFSET
 from btrfs_ublk.image.reference import LayoutName
 from btrfs_ublk.image.source import open_source
 from btrfs_ublk.kernel import loop_device, mounted

@@ -9,18 +9,24 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.needs import Need
+from support.processes import ending_with_us
 from support.registry import REGISTRY, Registry, registry_server
 from support.s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, WEED, s3_server
 from support.volumes import NAME, Place, image_place
+from support.waiting import wait_until
 from support.web_servers import NGINX, web_server
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT
+from btrfs_ublk.bench.link import link
+from btrfs_ublk.device import device_map
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuiltImage, seal
@@ -42,7 +48,7 @@ from btrfs_ublk.volume import (
     show_volume,
     up_volume,
 )
-from btrfs_ublk.volume.image import find_image
+from btrfs_ublk.volume.image_seed import find_named_image
 from btrfs_ublk.volume.store import volume_directory
 
 pytestmark = pytest.mark.usefixtures("in_process")
@@ -175,6 +181,40 @@ def test_from_a_registry(place: Place, registry: Registry) -> None:
 
 
 @pytest.mark.parametrize("front_end", ["fuse"])
+def test_a_kill_while_the_metadata_come(place: Place, registry: Registry) -> None:
+    """The device is there before the seed is; what a kill leaves then is made anew."""
+    image, inode = image_of_a_file(place.root / "image")
+    layout, access = Layout.opened(image.name.path), RegistryAccess(
+        ca_file=registry.ca_file
+    )
+    target = Reference(registry.host, "some/app", "1")
+    with open_repository(target, access, writing=True) as repository:
+        push_image(layout, layout.find("app"), target, repository)
+    (place.root / "etc").mkdir()
+    (place.root / "etc/images.toml").write_text('[[allow]]\nfrom = "*/some/app"\n')
+    host, _, port = registry.host.partition(":")
+    volume = volume_directory(NAME, place.base)
+
+    def is_half_there() -> bool:
+        try:
+            return volume.made().is_pending and device_map(NAME).stats() != {}
+        except BtrfsUblkError:
+            return False
+
+    with link((host, int(port)), round_trip_s=1.5, bytes_per_s=0) as (address, _):
+        argv = [sys.executable, "-m", "btrfs_ublk.cli.main", "image", "up"]
+        argv += [f"{address}/some/app:1", NAME, f"--ca-file={registry.ca_file}"]
+        argv += [f"--base={place.base}", f"--mount={place.target}"]
+        with subprocess.Popen(ending_with_us(argv, signal="KILL")) as child:
+            wait_until(is_half_there)
+            child.kill()
+    assert not os.path.ismount(place.target)
+    definition = place.definition(image=str(target), image_ca_file=registry.ca_file)
+    up_volume(NAME, definition, base=place.base)
+    assert content(place.target, inode) == DATA
+
+
+@pytest.mark.parametrize("front_end", ["fuse"])
 def test_from_a_bucket(
     need: Need, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,7 +238,7 @@ def test_from_a_bucket(
             f'[[allow]]\nfrom = "{target.place}"\n'
         )
         definition = place.definition(image=str(target))
-        find_image(definition)
+        find_named_image(target, definition.image_access())
         right = keys.read_text()
         keys.write_text(right.replace(SECRET_KEY, "another"))
         with pytest.raises(BtrfsUblkError, match="403, SignatureDoesNotMatch: "):
