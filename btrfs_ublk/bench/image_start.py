@@ -1,0 +1,457 @@
+"""How soon a program of an image ends on a host that has never seen the image, beside
+what a user could have without it: fetching and unpacking the layer, and EROFS on our
+lazy device.
+
+``python -m btrfs_ublk.bench.image_start --help``
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+
+from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, Probed, Program
+from btrfs_ublk.base.entry import PathType, run_command
+from btrfs_ublk.base.log import log
+from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE, VOLUMES_VARIABLE
+from btrfs_ublk.base.process import Argument, run
+from btrfs_ublk.bench.bed import CURL
+from btrfs_ublk.bench.link import Request, link
+from btrfs_ublk.bench.report import Document, Result, Table
+from btrfs_ublk.bench.stats import grouped
+from btrfs_ublk.bench.study import LOAD, TURNS, Column, Run, ratio, study, table
+from btrfs_ublk.content import Addition, Digests, digest_file
+from btrfs_ublk.device import supervised_device
+from btrfs_ublk.image import (
+    BuildOptions,
+    Layout,
+    LayoutName,
+    RegistryAccess,
+    build_image,
+    index_image,
+    open_repository,
+    parse_reference,
+    push_image,
+    traced_ranges,
+)
+from btrfs_ublk.image.documents import describe_blob
+from btrfs_ublk.image.store import IMAGES_VARIABLE
+from btrfs_ublk.kernel.mount import mounted
+from btrfs_ublk.kernel.temporary import tempdir
+from btrfs_ublk.server import BlockServer, Description, LazySegment, PatternSegment
+from btrfs_ublk.testing.registry import REGISTRY, loopback_registry
+from btrfs_ublk.units import GIB, MIB
+from btrfs_ublk.volume import (
+    VolumeDefinition,
+    down_volume,
+    fork_image,
+    remove_volume,
+    trace_run,
+    up_volume,
+)
+
+SKOPEO = Program("skopeo", package="skopeo")
+PIGZ = Program("pigz", package="pigz")
+MKFS_EROFS = Program("mkfs.erofs", package="erofs-utils")
+EROFS_DRIVER = Probed(
+    "erofs",
+    "load it: modprobe erofs",
+    lambda: (
+        None
+        if "\terofs\n" in Path("/proc/filesystems").read_text()
+        else "this kernel has none"
+    ),
+)
+UNTAR, EROFS = "pull and untar", "lazy EROFS, lz4hc"
+#: Requests that follow each other before data can come: a connection, the tag, and what
+#: it names.
+_ROUND_TRIPS = 3
+_TIMEOUT_S = 300.0
+_REPOSITORY = "tree"
+_ACCESS = RegistryAccess(insecure=True)
+#: Keeps the daemon alive, as it is on hosts with systemd.
+_IDLE = "image-start-idle"
+_NAME = "image-start-%d"
+_numbers = count()
+
+
+@dataclass(frozen=True)
+class Place:
+    """What all turns share: the registry, what is in it, and the command that runs in
+    the image. ``host`` is the link's address during a turn, ``work`` a new directory in
+    memory, ``marks`` what happened when."""
+
+    root: Path
+    registry: str
+    layer: str
+    erofs: tuple[Path, str, Digests]
+    words: Sequence[str]
+    host: str = ""
+    work: Path = Path()
+    marks: list[tuple[float, float, str]] = field(default_factory=list)
+
+    def directory(self, name: str) -> Path:
+        path = self.work / name
+        path.mkdir()
+        return path
+
+
+#: Makes a root file system; the stack takes it away again.
+Start = Callable[[Place, ExitStack], Path]
+
+
+def _removed(stack: ExitStack, name: str, base: Path) -> None:
+    """Have a volume removed at the end."""
+    stack.callback(remove_volume, name, base=base)
+    stack.callback(down_volume, name, base=base)
+
+
+def _definition(place: Place, image: str, complete: int | None) -> VolumeDefinition:
+    return VolumeDefinition(
+        image=image,
+        image_insecure=not image.startswith("oci:"),
+        mount=place.work / "mnt",
+        writable_bytes=GIB,
+        complete=complete,
+    )
+
+
+def _by_api(
+    tag: str, place: Place, stack: ExitStack, *, complete: int | None = None
+) -> Path:
+    base = place.work / "volumes"
+    name = _NAME % next(_numbers)
+    image = f"{place.host}/{_REPOSITORY}:{tag}"
+    with _steps(place.marks):
+        up_volume(name, _definition(place, image, complete), base=base)
+        _removed(stack, name, base)
+        return fork_image(name, "one", base=base)
+
+
+def _by_command(tag: str, place: Place, stack: ExitStack) -> Path:
+    base = place.work / "volumes"
+    name = _NAME % next(_numbers)
+    argv: list[Argument] = [Path(sys.executable).with_name("btrfs-ublk"), "image", "up"]
+    argv += [f"{place.host}/{_REPOSITORY}:{tag}", name, "--insecure", "--fork=one"]
+    argv += [f"--base={base}", f"--mount={place.work / 'mnt'}", "--writable=1G"]
+    began_s = time.monotonic()
+    path = run(argv, timeout_s=_TIMEOUT_S).stdout.strip()
+    place.marks.append((began_s, time.monotonic(), "image up --fork"))
+    _removed(stack, name, base)
+    return Path(path)
+
+
+@contextmanager
+def _steps(marks: list[tuple[float, float, str]]) -> Iterator[None]:
+    """Note the steps that the package logs."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.msg == "%s: %.3f s" and isinstance(record.args, tuple):
+                what, seconds = record.args
+                now_s = time.monotonic()
+                marks.append((now_s - float(str(seconds)), now_s, str(what)))
+
+    before, handler = log.level, Handler()
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+        log.removeHandler(handler)
+
+
+def _untar(place: Place, stack: ExitStack) -> Path:
+    """What a user could do best: nothing waits for a disk, and all is done at once."""
+    where = f"http://{place.host}/v2/{_REPOSITORY}"
+    accept = "Accept: application/vnd.oci.image.index.v1+json"
+    argv = f"""set -e -o pipefail
+    curl -sfH '{accept}' {where}/manifests/plain {where}/manifests/plain > /dev/null
+    curl -sf {where}/blobs/{place.layer} | pigz -dc | tar -xpC {place.directory("root")}
+    """
+    run(["bash", "-c", argv], timeout_s=_TIMEOUT_S)
+    return place.work / "root"
+
+
+def _erofs(place: Place, stack: ExitStack) -> Path:
+    """EROFS on our block server, as lazily and as verified as ours. The digests are
+    there already."""
+    path, digest, digests = place.erofs
+    digests.write(place.work / "digests")
+    source = {
+        **{"kind": "oci", "registry": place.host, "repository": _REPOSITORY},
+        **{"digest": digest, "insecure": True, "size": path.stat().st_size},
+        **{"unit": digests.unit_bytes, "root": digests.root},
+        "digests": {"path": str(place.work / "digests")},
+    }
+    size = path.stat().st_size
+    segment = LazySegment(offset=0, length=size, map=str(place.work / "map"))
+    server = stack.enter_context(BlockServer(Description(size, [segment])))
+    server.map_add([source], [Addition(offset=0, length=size)])
+    lower, upper, target = (place.directory(x) for x in ("lower", "upper", "merged"))
+    stack.enter_context(mounted(server.device, lower, fs_type="erofs", read_only=True))
+    for name in ("files", "work"):
+        (upper / name).mkdir()
+    options = [f"lowerdir={lower}", f"upperdir={upper}/files"]
+    options.append(f"workdir={upper}/work")
+    stack.enter_context(mounted("overlay", target, fs_type="overlay", options=options))
+    return target
+
+
+SUBJECTS: dict[str, Start] = {
+    UNTAR: _untar,
+    EROFS: _erofs,
+    "image, API": partial(_by_api, "plain"),
+    "image, command": partial(_by_command, "plain"),
+    "traced image, API": partial(_by_api, "traced"),
+    "traced image, command": partial(_by_command, "traced"),
+    # The ordinary image, and an index that refers to it.
+    "indexed image, API": partial(_by_api, "indexed"),
+    # Fetched in the background, as fast as it comes.
+    "traced image, completed": partial(_by_api, "traced", complete=GIB),
+}
+
+
+def _measure(
+    place: Place, subject: str, round_trip_s: float, rate: float, everything: bool
+) -> Result:
+    with ExitStack() as stack:
+        work = stack.enter_context(tempdir(parent=place.root))
+        host, _, port = place.registry.partition(":")
+        address, requests = stack.enter_context(
+            link((host, int(port)), round_trip_s=round_trip_s, bytes_per_s=rate)
+        )
+        given = {**vars(place), "host": address, "work": work, "marks": []}
+        turn = Place(**given)
+        (turn.directory("settings") / "images.toml").write_text(
+            f'[[allow]]\nfrom = "{address}/*"\n'
+        )
+        os.environ[CONFIG_VARIABLE] = str(work / "settings")
+        os.environ[IMAGES_VARIABLE] = str(work / "images")
+        os.environ[VOLUMES_VARIABLE] = str(work / "volumes")
+        began_s = time.monotonic()
+        path = SUBJECTS[subject](turn, stack)
+        up_s = time.monotonic()
+        run(["chroot", path, *place.words], timeout_s=_TIMEOUT_S)
+        if everything:
+            argv = (
+                f"set -o pipefail; tar --one-file-system -cC {path} . | cat > /dev/null"
+            )
+            run(["bash", "-c", argv], timeout_s=_TIMEOUT_S)
+        ended_s = time.monotonic()
+        found = [each for each in requests() if each.began_s < ended_s]
+    turn.marks.append((up_s, ended_s, "run"))
+    moved = sum(each.bytes for each in found)
+    on_link_s = moved / rate if rate else 0.0
+    return {
+        "seconds": ended_s - began_s,
+        "requests": len(found),
+        "bytes": moved,
+        "first_request_s": min(each.began_s for each in found) - began_s,
+        "limit_s": _ROUND_TRIPS * round_trip_s + on_link_s,
+        "waterfall": _waterfall(began_s, found, turn.marks),
+    }
+
+
+def _waterfall(
+    began_s: float, requests: list[Request], marks: list[tuple[float, float, str]]
+) -> list[list[Any]]:
+    """Return [begin, first byte, end, bytes, what] of all that happened, in order."""
+    rows: list[list[Any]] = [[x, x, y, 0, what] for x, y, what in marks]
+    for one in requests:
+        asked = f"{one.path.rpartition('/')[2][:19]} {one.asked}".strip()
+        what = f"connection {one.connection}: {asked}"
+        rows.append([one.began_s, one.first_s, one.last_s, one.bytes, what])
+    return [
+        [*(round(max(each - began_s, 0.0), 4) for each in row[:3]), *row[3:]]
+        for row in sorted(rows)
+    ]
+
+
+@contextmanager
+def _placed(
+    parent: Path, tree: Path, words: Sequence[str], options: BuildOptions
+) -> Iterator[Place]:
+    """Fill a registry with what is compared: the tree as an ordinary image of one gzip
+    layer with its sealed image, once more with a trace, as an ordinary one that only
+    has an index, and as EROFS."""
+    with ExitStack() as stack:
+        root = stack.enter_context(tempdir(parent=parent))
+        ordinary, layout, index = root / "ordinary", root / "layout", root / "index"
+        argv = ["skopeo", "copy", "--quiet", f"tarball:{tree}", f"oci:{ordinary}:plain"]
+        run(argv, timeout_s=_TIMEOUT_S)
+        idle = Description(MIB, [PatternSegment(offset=0, length=MIB)])
+        stack.enter_context(supervised_device(idle, name=_IDLE))
+        source, unpacked = LayoutName(ordinary, "plain"), root / "tree"
+        build_image(source, layout, options)
+        erofs = root / "lz4hc.erofs"
+        unpacked.mkdir()
+        run(["tar", "-xpf", tree, "-C", unpacked], timeout_s=_TIMEOUT_S)
+        run(["mkfs.erofs", "--quiet", "-zlz4hc", erofs, unpacked], timeout_s=_TIMEOUT_S)
+        manifest = json.loads(
+            Layout.opened(ordinary).read(Layout.opened(ordinary).find("plain"))
+        )
+        (layer,) = manifest["layers"]
+        with erofs.open("rb") as file:
+            digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        image = (erofs, digest, digest_file(erofs))
+        work = stack.enter_context(tempdir(parent=root))
+        trace = trace_run(f"oci:{layout}:plain", words, work)
+        first = traced_ranges(trace, layout, None, _ACCESS)
+        given = {**vars(options), "first": first}
+        build_image(source, layout, BuildOptions(**given), tag="traced")
+        index_image(source, index, BuildOptions(), tag="indexed")
+        # NB: trace_run() ends all children of this process.
+        registry = stack.enter_context(loopback_registry(root))
+        for path, name, tag in (
+            (layout, "plain", "plain"),
+            (layout, "traced", "traced"),
+            (ordinary, "plain", "indexed"),
+            (index, "indexed", "indexed"),
+        ):
+            opened = Layout.opened(path)
+            target = parse_reference(f"{registry}/{_REPOSITORY}:{tag}")
+            with open_repository(target, _ACCESS, writing=True) as repository:
+                push_image(opened, opened.find(name), target, repository)
+        with open_repository(target, _ACCESS, writing=True) as repository:
+            size = erofs.stat().st_size
+            one = describe_blob("application/octet-stream", digest, size)
+            repository.upload(one, erofs)
+        run(["rm", "-r", unpacked, layout, index], timeout_s=_TIMEOUT_S)
+        yield Place(root, registry, layer["digest"], image, words)
+
+
+def tables(document: Document) -> list[Table]:
+    """Make a table for each distance and what is read, and the waterfalls."""
+
+    def to_limit(turns: Sequence[Result]) -> float:
+        return float(median(x["seconds"] / x["limit_s"] for x in turns))
+
+    found = []
+    groups = grouped(document["results"], lambda x: (x["what"], x["far"]))
+    for (what, far), results in groups.items():
+        results.sort(key=lambda x: list(SUBJECTS).index(x["subject"]))
+        found.append(
+            table(
+                f"{what}, {far}",
+                results,
+                {"": lambda x: str(x["subject"])},
+                [
+                    *(TURNS, Column("s", "seconds", 2, best=True)),
+                    Column("first request, s", "first_request_s", 2),
+                    Column("requests", "requests"),
+                    Column("MB", "bytes", 1, 1e-6),
+                    Column("limit, s", "limit_s", 2),
+                    Column("to the limit", to_limit, 2),
+                    ratio(results, UNTAR, "seconds"),
+                    LOAD,
+                ],
+                note="The limit: three round trips, and what was moved at the link's "
+                "rate, headers included.",
+            )
+        )
+        for subject, turns in grouped(results, lambda x: x["subject"]).items():
+            turns = sorted(turns, key=lambda x: x["seconds"])
+            middle = turns[(len(turns) - 1) // 2]
+            if middle["requests"] > 30:
+                continue
+            rows = [
+                (f"{x:.3f}", f"{y:.3f}", f"{z:.3f}", f"{size / 1e6:.2f}", text)
+                for x, y, z, size, text in middle["waterfall"]
+            ]
+            heads = ("begins, s", "first byte", "ends", "MB", "")
+            title = f"{subject}, {far}: turn {middle['turn']}"
+            found.append(Table(title, heads, rows, 0))
+    return found
+
+
+START, EVERYTHING = "to the end of the command", "until all is read"
+
+
+@study(
+    "image_start",
+    click.option(
+        "--tree",
+        type=PathType(exists=True, dir_okay=False),
+        required=True,
+        help="A tar of a root file system: mmdebstrap --variant=minbase "
+        "--include=python3 bookworm TAR.",
+    ),
+    click.option(
+        "--run",
+        "words",
+        default="python3 -c import\\ json,ssl,sqlite3",
+        help="What runs in it, in words of a shell.",
+    ),
+    click.option(
+        *("--far", "links"),
+        type=(float, float),
+        multiple=True,
+        default=((20.0, 100.0), (0.0, 1000.0)),
+        help="Milliseconds of round trip, and Mbit/s.",
+    ),
+    click.option("--everything", is_flag=True, help="Then read all files as well."),
+    click.option("--compression", help="Of the images, as `image build` has it."),
+    click.option("--max-inline", type=int, help="The same."),
+    click.option(
+        *("--subject", "subjects"),
+        type=click.Choice(list(SUBJECTS)),
+        multiple=True,
+        default=tuple(SUBJECTS)[:6],
+    ),
+    needs=(
+        *(ROOT, BTRFS, LOOP, EROFS_DRIVER, MKFS_EROFS),
+        *(REGISTRY, SKOPEO, CURL, PIGZ),
+    ),
+    repeats=5,
+    in_memory=True,
+    recorded=("words", "everything", "compression", "max_inline"),
+)
+def command(
+    run: Run,
+    tree: Path,
+    words: str,
+    links: Sequence[tuple[float, float]],
+    everything: bool,
+    compression: str | None,
+    max_inline: int | None,
+    subjects: Sequence[str],
+) -> None:
+    """Start a program of an image that this host has never seen, by turns in an order
+    that is drawn anew for each. A proxy delays and limits all that the registry, which
+    is on loopback, answers, and notes when.
+    """
+    import shlex
+
+    chances = random.Random(1)
+    options = BuildOptions(compression=compression, max_inline=max_inline)
+    with _placed(run.parent, tree, shlex.split(words), options) as place:
+        plan = [(x, y) for x in links for y in subjects]
+        for turn in run.turns(tell=True):
+            for (round_trip_ms, mbit), subject in chances.sample(plan, len(plan)):
+                far = f"{round_trip_ms:g} ms, {mbit:g} Mbit/s"
+                about: Result = {"what": EVERYTHING if everything else START}
+                about |= {"far": far, "subject": subject, "turn": turn}
+                about["load"] = os.getloadavg()[0]
+                link_s, rate = round_trip_ms / 1e3, mbit * 1e6 / 8
+                run.add(about | _measure(place, subject, link_s, rate, everything))
+
+
+if __name__ == "__main__":
+    run_command(command, name="python -m btrfs_ublk.bench.image_start")
