@@ -260,14 +260,32 @@ def walk_commands(
 
 class NounGroup(click.Group):
     """A group whose commands also have aliases: names that people try first. Help does
-    not show these."""
+    not show these. Those of ``elsewhere`` are in other modules, by the names of these,
+    which are imported when one of them is used."""
 
-    def __init__(self, *args: Any, aliases: Mapping[str, str], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        aliases: Mapping[str, str],
+        elsewhere: Mapping[str, Sequence[str]] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._aliases = aliases
+        places = (elsewhere or {}).items()
+        self._elsewhere = {name: module for module, names in places for name in names}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*self.commands, *self._elsewhere})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return super().get_command(ctx, self._aliases.get(cmd_name, cmd_name))
+        name = self._aliases.get(cmd_name, cmd_name)
+        if name in self._elsewhere and name not in self.commands:
+            with importing():
+                found = getattr(import_module(self._elsewhere[name]), name)
+            _let_speak(found)
+            self.add_command(found)
+        return super().get_command(ctx, name)
 
 
 def _set_verbosity(

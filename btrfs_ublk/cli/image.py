@@ -19,18 +19,10 @@ from btrfs_ublk.base.entry import (
     print_rows,
 )
 from btrfs_ublk.base.progress import progress
-from btrfs_ublk.base.signals import too_late
+from btrfs_ublk.base.signals import deferred, too_late
 from btrfs_ublk.base.text import visible
-from btrfs_ublk.cli.image_forks import (
-    apply,
-    changes,
-    commit,
-    detach,
-    fork,
-    forks,
-    unfork,
-)
 from btrfs_ublk.cli.image_options import (
+    First,
     directory_option,
     layout_options,
     max_inline_option,
@@ -41,14 +33,13 @@ from btrfs_ublk.cli.image_options import (
     with_build_options,
     with_first,
 )
-from btrfs_ublk.cli.image_run import bring_up, run, with_settings
+from btrfs_ublk.cli.image_run import bring_up, with_settings
 from btrfs_ublk.cli.volume_options import (
     take_down,
     volume_name,
     volumes_base,
 )
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.kernel.new_file import new_file
 from btrfs_ublk.units import exact_size, format_size
 
 images_base = click.option(
@@ -64,7 +55,17 @@ def image_keys(image: images.StoredImage) -> dict[str, object]:
     return vars(image) | {"directory": str(image.directory)}
 
 
-@click.group("image", cls=NounGroup, aliases={"ls": "list", "show": "inspect"})
+@click.group(
+    "image",
+    cls=NounGroup,
+    aliases={"ls": "list", "show": "inspect"},
+    elsewhere={
+        "btrfs_ublk.cli.image_run": ("run",),
+        "btrfs_ublk.cli.image_forks": (
+            *("fork", "forks", "changes", "unfork", "commit", "apply", "detach"),
+        ),
+    },
+)
 def command() -> None:
     """Have images of file systems whose data arrive when read.
 
@@ -92,8 +93,7 @@ def build(
     tag: str | None,
     platform: str | None,
     options: images.BuildOptions,
-    trace: Path | None,
-    traced: str | None,
+    first: First,
     check: bool,
     access: images.RegistryAccess,
     as_json: bool,
@@ -106,9 +106,11 @@ def build(
     """
     origin = images.parse_source(source)
     with progress(f"make an image of {source}") as task:
-        if trace is not None:
+        if first:
             task.say("see what comes first")
-            options = with_first(options, trace, traced, output, access)
+            options = with_first(
+                options, first, origin, access, layout=output, platform=platform
+            )
 
         def check_layers(name: images.LayoutName) -> None:
             if check:
@@ -132,7 +134,7 @@ def build(
     click.echo(
         f"{format_size(made.metadata_bytes)} of metadata, packed in "
         f"{format_size(made.pack_bytes)}; {format_size(made.data_bytes)} of data"
-        + (f", {format_size(made.first_bytes)} first" if trace is not None else ""),
+        + (f", {format_size(made.first_bytes)} first" if first else ""),
         err=True,
     )
 
@@ -309,6 +311,8 @@ def export(
     IMAGE is oci:DIRECTORY[:TAG], or REGISTRY/REPOSITORY:TAG or @DIGEST: of that, all
     data are fetched.
     """
+    with deferred():
+        from btrfs_ublk.kernel.new_file import new_file
     if output is None and sys.stdout.isatty():
         raise UsageError(
             "a tar is nothing for a terminal", hint="name a file with --output"
@@ -596,8 +600,7 @@ def convert(
     new: str,
     platform: str | None,
     options: images.BuildOptions,
-    trace: Path | None,
-    traced: str | None,
+    first: First,
     check: bool,
     mount_from: str | None,
     work: Path | None,
@@ -616,9 +619,9 @@ def convert(
     """
     source, target = images.parse_reference(image), images.parse_reference(new)
     with progress(f"convert {image}", in_bytes=True) as task:
-        if trace is not None:
+        if first:
             task.say("see what comes first")
-            options = with_first(options, trace, traced, None, access)
+            options = with_first(options, first, source, access, platform=platform)
         made = images.convert_image(
             source,
             target,
@@ -643,9 +646,3 @@ def convert(
         return
     click.echo(f"{target.place}@{made.digest}")
     click.echo(f"{made.source}: {made.pushed.summary}", err=True)
-
-
-for _each in (run, fork, forks, changes, unfork):
-    command.add_command(_each)
-for _each in (commit, apply, detach):
-    command.add_command(_each)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 from btrfs_ublk import image as images
+from btrfs_ublk import volume as volumes
 from btrfs_ublk.base.entry import CountType, PathType, SizeType, stacked
 from btrfs_ublk.errors import UsageError
+
+if TYPE_CHECKING:
+    from btrfs_ublk.image.reference import Name
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -123,7 +128,7 @@ unit_option = click.option(
 
 def with_build_options(function: _Function) -> _Function:
     """Add the options that say how an image is made; the command gets them as
-    ``options``, and ``trace`` and ``traced`` as they are."""
+    ``options``, and ``first`` for with_first()."""
 
     @wraps(function)
     def command(
@@ -135,11 +140,16 @@ def with_build_options(function: _Function) -> _Function:
         threads: int | None,
         trace: Path | None,
         traced: str | None,
+        trace_run: str | None,
         **keys: Any,
     ) -> Any:
         if traced is not None and trace is None:
             raise UsageError(
                 "--traced says of what a trace is", hint="name it: --trace"
+            )
+        if trace is not None and trace_run is not None:
+            raise UsageError(
+                "--trace and --trace-run both say what comes first", hint="give one"
             )
         options = images.BuildOptions(
             compression=compression,
@@ -148,7 +158,8 @@ def with_build_options(function: _Function) -> _Function:
             threads=threads,
             unit_bytes=unit,
         )
-        return function(*args, options=options, trace=trace, traced=traced, **keys)
+        first = First(trace, traced, trace_run)
+        return function(*args, options=options, first=first, **keys)
 
     return cast(_Function, _build_options()(command))
 
@@ -186,22 +197,57 @@ def _build_options() -> Callable[[Any], Any]:
             help="The image that the trace is of."
             "  [found in the output, or on this machine]",
         ),
+        click.option(
+            "--trace-run",
+            metavar="CMD",
+            help="Or make the image twice: this command runs in a fork of the first"
+            " one (as root, with this machine's network), and what it reads comes"
+            " first.",
+        ),
     )
+
+
+@dataclass(frozen=True)
+class First:
+    """What is to come first in an image: what a trace of another build has read
+    (``traced``: of which), or what a command reads that is run in it."""
+
+    trace: Path | None
+    traced: str | None
+    command: str | None
+
+    def __bool__(self) -> bool:
+        return self.trace is not None or self.command is not None
 
 
 def with_first(
     options: images.BuildOptions,
-    trace: Path,
-    traced: str | None,
-    layout: Path | None,
+    first: First,
+    origin: Name | Path,
     access: images.RegistryAccess,
+    *,
+    layout: Path | None = None,
+    platform: str | None = None,
 ) -> images.BuildOptions:
-    """Return options by which what a trace has read comes first in the image; see
+    """Return options by which ``first`` comes first in the image of ``origin``; see
     traced_ranges()."""
     from btrfs_ublk.content.trace import Trace
 
-    name = images.parse_name(traced) if traced is not None else None
-    if isinstance(name, images.Reference):
-        access = access.of(name.registry)
-    first = images.traced_ranges(Trace.load(trace), layout, name, access)
-    return replace(options, first=first)
+    if first.trace is not None:
+        name = images.parse_name(first.traced) if first.traced is not None else None
+        if isinstance(name, images.Reference):
+            access = access.of(name.registry)
+        found = images.traced_ranges(Trace.load(first.trace), layout, name, access)
+        return replace(options, first=found)
+    if first.command is None:
+        return options
+    from btrfs_ublk.kernel.temporary import tempdir
+
+    words = shlex.split(first.command)
+    with tempdir() as work:
+        made = images.build_image(
+            origin, work / "layout", options, platform=platform, access=access
+        )
+        trace = volumes.trace_run(str(made.name), words, work)
+        found = images.traced_ranges(trace, work / "layout", None, access)
+    return replace(options, first=found)
