@@ -25,19 +25,19 @@ trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
 cd "$work"
 export GOFLAGS=-mod=mod GOPATH=$work/go GOTOOLCHAIN=local
 
-mkdir tree unpacked
+mkdir tree unpacked module
 first=$'caf\xe9' second=$'caf\xe8'
 printf nine >"tree/$first"
 printf eight >"tree/$second"
 ln "tree/$first" tree/link
 tar -C tree -cf layer.tar "$first" "$second" link
 
-cat >go.mod <<'MOD'
+cat >module/go.mod <<'MOD'
 module lazy
 go 1.25.0
 require github.com/containerd/stargz-snapshotter/estargz v0.18.2
 MOD
-cat >main.go <<'GO'
+cat >module/main.go <<'GO'
 // Make layer.tar an eStargz layer, and read files of it as lazy mounts find them.
 package main
 
@@ -86,8 +86,8 @@ func main() {
 	say("caf\ufffd")
 }
 GO
-go mod tidy 2>/dev/null
-timeout 500 go build -o lazy .
+go -C module mod tidy 2>errors || { cat errors; exit 1; }
+timeout 500 go -C module build -o ../lazy .
 ./lazy >lazily
 tar -C unpacked -xf layer.tar.gz
 cd unpacked
