@@ -5,13 +5,12 @@
 # Version: ratarmount 1.3.0 with ratarmountcore 0.11.1 (PyPI); archives of GNU tar 1.34.
 # Why it surprises: `tar -r` and `tar -u` are how archives are kept up to date, and a later member
 # replaces an earlier one of its name: unlink, then write. A hard link that was stored before the
-# change keeps the old content, as in the file system it was taken from. ratarmount keeps
-# all versions of a name, and shows the old ones on request (f.versions/1), so one expects the link to
-# lead to the version before it. It leads to the name, and thus to the newest. Content that only the
-# link has, say of a configuration file that was edited by renaming, cannot be seen under its name.
-# Source: ratarmountcore/mountsource/formats/tar.py stores a hard link as a row with a linkname;
-# ratarmount/FuseMount.py, _lookup(): a row whose mode is not that of a symbolic link, but has a
-# linkname, is looked up again by that name, in its newest version.
+# change keeps the old content, as in the file system that the archive is of. ratarmount knows all
+# versions of a name, and shows old ones on request (file.versions/1), so one expects the link to
+# lead to the version that was there. It leads to the name, and thus to the newest: a copy that was
+# kept by `ln` before editing is shown with the content after it, and diff finds no difference.
+# Source: ratarmountcore/mountsource/compositing/versioning.py, _resolve_hard_links(): the version of
+# the target is 0, the newest, unless the link has the name of its target.
 #
 # Output seen:
 #   tar: file=new link=old
