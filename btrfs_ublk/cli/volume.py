@@ -156,6 +156,7 @@ def up(
             base=base,
             made=too_late,
             resolved=lambda *image: images.append(image),
+            files=as_json,
         )
     for image in images:
         say_resolved(*image)
@@ -243,7 +244,7 @@ def list_command(base: Path | None, as_json: bool) -> None:
     up, down, changing (a command works on it), broken (neither up nor down, or not
     whole), damaged (its files are invalid): `volume status` says why.
     """
-    found = volumes.list_volumes(base=base)
+    found = volumes.list_volumes(base=base, files=as_json)
     click.echo(volumes_text(found, as_json=as_json))
 
 

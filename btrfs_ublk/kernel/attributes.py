@@ -87,14 +87,14 @@ def _name(file: Path | int) -> str:
     return os.readlink(f"/proc/self/fd/{file}") if isinstance(file, int) else str(file)
 
 
-@deferred()
 def _with_descriptor(
     function: Callable[..., _Result], file: Path | int, *arguments: int
 ) -> _Result:
     if isinstance(file, int):
         return function(file, *arguments)
-    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return function(fd, *arguments)
-    finally:
-        os.close(fd)
+    with deferred():
+        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return function(fd, *arguments)
+        finally:
+            os.close(fd)

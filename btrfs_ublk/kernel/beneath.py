@@ -9,8 +9,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import groupby
 from pathlib import Path
 
 from btrfs_ublk.base.signals import deferred
@@ -113,6 +114,20 @@ def exists_beneath(top: int, path: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def existing_beneath(top: int, paths: Iterable[str]) -> set[str]:
+    """Return those of the paths that exist, by a call for each directory and entry. One
+    that leads out of ``top``, or through a symbolic link, does not."""
+    found = set()
+    for parent, group in groupby(sorted(paths, key=os.path.split), os.path.dirname):
+        with suppress(OSError, UsageError), opened_beneath(top, parent) as directory:
+            for path in group:
+                with suppress(FileNotFoundError):
+                    name = os.path.basename(path)
+                    os.stat(name, dir_fd=directory, follow_symlinks=False)
+                    found.add(path)
+    return found
 
 
 def rename_beneath(directory: int, old: str, new: str) -> None:

@@ -62,9 +62,7 @@ def _new_file(
     with opened_directory(path.parent, dir_fd=dir_fd) as directory:
         _check_free(path.name, directory, replace=replace)
         try:
-            file = FileIO(
-                ".", "r+", opener=_opener(directory, _FLAGS | os.O_TMPFILE, mode)
-            )
+            file = unnamed_file(directory, mode)
         except OSError as error:
             if error.errno not in _NO_TMPFILE:
                 raise
@@ -73,12 +71,12 @@ def _new_file(
         with file:
             yield from _filled(file, mode, synced)
             try:
-                _link(file, path.name, directory)
+                name_file(file, path.name, directory)
             except FileExistsError:
                 if not replace:
                     raise
                 with _temporary(directory) as new:
-                    _link(file, new, directory)
+                    name_file(file, new, directory)
                     _replace(new, path.name, directory)
             if synced:
                 # NB: btrfs does not log a file that has no name, so sync it again.
@@ -184,7 +182,13 @@ def _remove(entry: Entry) -> bool:
     return True
 
 
-def _link(file: FileIO, name: str, directory: int) -> None:
+def unnamed_file(directory: int, mode: int | None = None) -> FileIO:
+    """Open a new file of a file system that has O_TMPFILE. Raises OSError."""
+    return FileIO(".", "r+", opener=_opener(directory, _FLAGS | os.O_TMPFILE, mode))
+
+
+def name_file(file: FileIO, name: str, directory: int) -> None:
+    """Give an unnamed file its name. Raises OSError, FileExistsError."""
     # NB: do not use AT_EMPTY_PATH, which needs CAP_DAC_READ_SEARCH.
     os.link(f"/proc/self/fd/{file.fileno()}", name, dst_dir_fd=directory)
 

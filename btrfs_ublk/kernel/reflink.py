@@ -20,7 +20,7 @@ from btrfs_ublk.kernel.attributes import (
     remove_attributes,
 )
 from btrfs_ublk.kernel.beneath import place_beneath
-from btrfs_ublk.kernel.new_file import new_file
+from btrfs_ublk.kernel.new_file import name_file, new_file, unnamed_file
 from btrfs_ublk.units import BLOCK_BYTES
 
 # linux/fs.h
@@ -167,15 +167,13 @@ def clone_beneath(
     *,
     source_offset: int,
     size_bytes: int,
-    mode: int | None = None,
-    synced: bool = False,
 ) -> None:
     """Do as clone_file(), to a path below the directory ``top``, which others may
     change meanwhile; see place_beneath() and new_file(). Raises OSError as well."""
     with (
         _opened(source, "rb", "source") as source_file,
         place_beneath(top, path) as (directory, name),
-        new_file(name, mode=mode, synced=synced, dir_fd=directory) as file,
+        new_file(name, dir_fd=directory) as file,
     ):
         _clone_into(
             _fileno(source_file),
@@ -184,6 +182,33 @@ def clone_beneath(
             size_bytes=size_bytes,
             target_name=path,
         )
+
+
+def clone_in_directory(
+    source: int,
+    directory: int,
+    name: str,
+    *,
+    source_offset: int,
+    size_bytes: int,
+    mode: int,
+    mtime_s: float | None = None,
+) -> None:
+    """Do as clone_file(), by descriptors, in a directory of btrfs. The file is whole
+    when it gets its name, and nothing is synced. Raises OSError as well."""
+    with unnamed_file(directory, mode) as file:
+        fd = file.fileno()
+        _clone_into(
+            source,
+            fd,
+            source_offset=source_offset,
+            size_bytes=size_bytes,
+            target_name=name,
+        )
+        os.fchmod(fd, mode)
+        if mtime_s is not None:
+            os.utime(fd, (mtime_s, mtime_s))
+        name_file(file, name, directory)
 
 
 def _clone_into(

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     )
     from btrfs_ublk.volume.detach import Detached, detach_image
     from btrfs_ublk.volume.down import down_volume, may_be_up, remove_volume
-    from btrfs_ublk.volume.edit import (
+    from btrfs_ublk.volume.entry import Access, VolumeFile
+    from btrfs_ublk.volume.files import (
         add_file,
         clone_in_volume,
         remove_file,
         unmapped_bytes,
     )
-    from btrfs_ublk.volume.entry import Access, VolumeFile
     from btrfs_ublk.volume.forks import Fork
     from btrfs_ublk.volume.image import (
         ensure_fork,

@@ -35,7 +35,7 @@ _REPLY_TIMEOUT_S = 10.0
 _MOST_AT_ONCE = 16
 _PR_SET_IO_FLUSHER = 57
 #: The types of all keys but "request".
-_TYPES = {"quota_bytes": int}
+_TYPES = {"quota_bytes": int, "files": bool}
 
 #: Requests that change a volume take turns: its lock is polled for.
 _turns: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
@@ -51,8 +51,8 @@ class _Answer:
     exit_status: int = 0
 
 
-def _list(*, base: str | None = None) -> _Answer:
-    found = list_volumes(base=base)
+def _list(*, files: bool = True, base: str | None = None) -> _Answer:
+    found = list_volumes(base=base, files=files)
     return _Answer(
         {"volumes": [each.to_dict() for each in found]},
         lambda as_json: volumes_text(found, as_json=as_json),

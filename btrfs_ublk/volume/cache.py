@@ -60,7 +60,7 @@ def limit_cache(volume: VolumeDirectory, definition: VolumeDefinition) -> None:
     path, max_bytes = volume.cache_of(definition), definition.cache_max_bytes
     if max_bytes is None:
         try:
-            kept = volume.definition()
+            kept = volume.definition(files=False)
         except UsageError:
             return
         if kept.cache_max_bytes is None or volume.cache_of(kept) != path:

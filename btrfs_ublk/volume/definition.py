@@ -11,9 +11,12 @@ Python turns that into other errors.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from btrfs_ublk.base.paths import OptionalPath, StrPath
@@ -49,7 +52,6 @@ DEFAULT_READ_AHEAD_BYTES = 128 * KIB
 DEFAULT_DEADLINE_S = 30.0
 
 _Default = TypeVar("_Default")
-_File = TypeVar("_File", bound=VolumeFile)
 
 
 class Files(Kind):
@@ -62,10 +64,7 @@ class Files(Kind):
         return tuple(self.entry.from_keys(table) for table in value)
 
     def write(self, value: Any) -> Any:
-        return [entry.to_keys() for entry in value] or None
-
-    def check(self, value: Any, noun: str) -> None:
-        merge_files(value, ())
+        return [entry.to_keys() for entry in value]
 
 
 class Trees(Files):
@@ -335,7 +334,10 @@ class VolumeDefinition:
             for setting in SETTINGS.values():
                 setting.check_value(self)
         self._check_caches()
-        merge_files(self.files, self.trees)
+        entries = _merged([*self.files, *self.trees])
+        trees = tuple(x for x in entries if isinstance(x, VolumeTree))
+        object.__setattr__(self, "files", tuple(entries[: len(entries) - len(trees)]))
+        object.__setattr__(self, "trees", trees)
         if self.image is not None and (self.files or self.trees):
             raise UsageError(
                 f"files cannot be added to a volume of an image ({self.image})",
@@ -358,11 +360,11 @@ class VolumeDefinition:
 
         Raises UsageError when a path is to come from two sources.
         """
-        return replace(self, files=merge_files(self.files, more))
+        return replace(self, files=(*self.files, *more)) if more else self
 
     def with_trees(self, more: Sequence[VolumeTree]) -> VolumeDefinition:
         """Do the same with trees."""
-        return replace(self, trees=merge_files(self.trees, more))
+        return replace(self, trees=(*self.trees, *more)) if more else self
 
     def image_access(self) -> RegistryAccess:
         """Return how the registry of the volume's image is asked."""
@@ -378,15 +380,17 @@ class VolumeDefinition:
 
     def to_toml(self) -> str:
         """Return the text that parse_definition() reads."""
-        with deferred():
-            import tomli_w
+        settings, tables = [], []
+        for key, setting in SETTINGS.items():
+            value = setting.write(self)
+            if setting.kind.type is None:
+                tables += [f"\n[[{key}]]\n{_lines(table)}" for table in value]
+            elif value is not None:
+                settings.append(f"{key} = {_toml(value)}\n")
+        return "".join((*settings, *tables))
 
-        keys = {key: setting.write(self) for key, setting in SETTINGS.items()}
-        return tomli_w.dumps(
-            {k: value for k, value in keys.items() if value is not None}
-        )
 
-
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 #: All keys of a definition, in the order of help.
 SETTINGS = {
     each.metadata["key"]: Setting(
@@ -399,24 +403,45 @@ SETTINGS = {
 }
 
 
-def merge_files(first: Sequence[_File], more: Sequence[_File]) -> tuple[_File, ...]:
-    """Return the files of both sequences without duplicates. Raises UsageError when two
-    sources claim one path, or a file is also the directory of another one.
+def _lines(table: dict[str, Any]) -> str:
+    return "".join(f"{_key(key)} = {_toml(value)}\n" for key, value in table.items())
+
+
+def _key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _toml(key)
+
+
+def _toml(value: object) -> str:
+    """Write a value in TOML, in one line."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{_key(k)} = {_toml(v)}' for k, v in value.items())} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    # The other escapes of JSON are those of TOML.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _merged(entries: Sequence[VolumeFile]) -> list[VolumeFile]:
+    """Return the entries without duplicates. Raises UsageError when two sources claim
+    one path, or a file is also the directory of another one.
     """
-    found: dict[str, _File] = {}
-    for entry in (*first, *more):
+    found: dict[str, VolumeFile] = {}
+    for entry in entries:
         other = found.setdefault(entry.path, entry)
-        if not entry.is_same_as(other):
+        if other is not entry and not (
+            type(entry) is type(other) and entry.is_same_as(other)
+        ):
             raise UsageError(
                 f"file {entry.path!r} is to come from two places: {other.origin} and "
                 f"{entry.origin}"
             )
     for path in found:
-        for parent in PurePosixPath(path).parents:
-            if str(parent) in found:
-                kind = "tree" if isinstance(found[str(parent)], VolumeTree) else "file"
-                raise UsageError(f"{path!r} cannot be in {str(parent)!r}, a {kind}")
-    return tuple(found.values())
+        parent = path
+        while parent := parent.rpartition("/")[0]:
+            if parent in found:
+                kind = "tree" if isinstance(found[parent], VolumeTree) else "file"
+                raise UsageError(f"{path!r} cannot be in {parent!r}, a {kind}")
+    return list(found.values())
 
 
 def parse_definition(text: str, *, where: str) -> VolumeDefinition:
@@ -434,12 +459,16 @@ def parse_definition(text: str, *, where: str) -> VolumeDefinition:
         raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
 
 
-def read_definition(path: StrPath) -> VolumeDefinition:
-    """Read a definition from a file. Raises UsageError."""
+def read_definition(path: StrPath, *, files: bool = True) -> VolumeDefinition:
+    """Read a definition from a file; without ``files``, only the keys before those of
+    its files and trees, of which there may be thousands. Raises UsageError."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"definition {path}: {why_unread(error)}") from error
+    if not files and (tables := text.find("\n[[")) >= 0:
+        with suppress(UsageError):  # this may be within a text of several lines
+            return parse_definition(text[: tables + 1], where=str(path))
     return parse_definition(text, where=str(path))
 
 

@@ -351,11 +351,10 @@ class Access:
             keys[key] = str(value.absolute()) if isinstance(value, Path) else value
         if "endpoint" not in keys and (found := s3_keys(environment).get("endpoint")):
             keys["endpoint"] = found
-        return [
-            replace(file, source=self._of(file.source, keys) | file.source)
-            for file in files
-        ]
 
-    def _of(self, source: SourceKeys, keys: SourceKeys) -> SourceKeys:
-        kind = source.get("kind")
-        return {key: value for key, value in keys.items() if kind in _KINDS[key]}
+        def entered(file: _File) -> _File:
+            kind = file.source.get("kind")
+            more = {key: x for key, x in keys.items() if kind in _KINDS[key]}
+            return replace(file, source=more | file.source) if more else file
+
+        return list(map(entered, files))

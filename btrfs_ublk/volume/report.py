@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.device.locks import is_locked
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.kernel.beneath import existing_beneath
 from btrfs_ublk.kernel.btrfs import filesystem_uuid
 from btrfs_ublk.volume.device import explain_devices, find_device
 from btrfs_ublk.volume.entry import describe_source
@@ -57,7 +58,8 @@ class KeptVolume:
     the size of all mappings. ``failing`` describes reads that failed since the server
     started, ``disk_problems`` maps and caches that cannot be written,
     ``complete`` how far the background completion is, ``snapshots`` the names of its
-    snapshots, while it is up; all if asked.
+    snapshots, while it is up; all if asked. ``file_count`` is how many ``files`` it
+    has, also where they were not looked at.
     """
 
     name: str
@@ -78,6 +80,7 @@ class KeptVolume:
     snapshots: list[str] = field(default_factory=list)
     cache: Path | None = None
     files: list[KeptFile] = field(default_factory=list)
+    file_count: int = 0
     trees: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -100,11 +103,14 @@ def _loop_files() -> list[Path]:
     return [file for _, file in loops_below(Path("/"))]
 
 
-def list_volumes(*, base: StrPath | None = None) -> list[KeptVolume]:
-    """List all volumes by name. No server is asked, so none can delay this."""
-    files = cache(_loop_files)  # there may be thousands of both
+def list_volumes(
+    *, base: StrPath | None = None, files: bool = True
+) -> list[KeptVolume]:
+    """List all volumes by name; without ``files``, these are only counted. No server is
+    asked, so none can delay this."""
+    loop_files = cache(_loop_files)  # there may be thousands of both
     volumes = [
-        look_at_volume(directory, loop_files=files)
+        look_at_volume(directory, files=files, loop_files=loop_files)
         for directory in volume_directories(base)
     ]
     # One may have been removed meanwhile.
@@ -117,7 +123,7 @@ def show_volume(name: str, *, base: StrPath | None = None) -> KeptVolume:
     """
     directory = volume_directory(name, base)
     directory.check()
-    return look_at_volume(directory, ask=True)
+    return look_at_volume(directory, ask=True, files=True)
 
 
 def look_at_volume(
@@ -125,13 +131,16 @@ def look_at_volume(
     *,
     ask: bool = False,
     is_ours: bool = False,
+    files: bool = False,
     loop_files: Callable[[], list[Path]] = _loop_files,
 ) -> KeptVolume:
-    """Return its state; ``ask`` its server. ``is_ours``: the caller has the lock.
-    ``loop_files`` says the files of all loop devices, for a caller who keeps them."""
+    """Return its state; ``ask`` its server, and look at its ``files``. ``is_ours``: the
+    caller has the lock. ``loop_files`` says the files of all loop devices, for a caller
+    who keeps them."""
     try:
         volume.check()
-        return _look(volume, ask=ask, is_ours=is_ours, loop_files=loop_files)
+        found = _look(volume, ask=ask, is_ours=is_ours, loop_files=loop_files)
+        return _with_files(volume, found, ask=ask) if files else found
     except (BtrfsUblkError, OSError) as error:
         return KeptVolume(
             name=volume.name, state="damaged", reason=str(error), directory=volume.path
@@ -157,7 +166,8 @@ def _look(
     is_ours: bool,
     loop_files: Callable[[], list[Path]],
 ) -> KeptVolume:
-    made, definition, session = volume.made(), volume.definition(), volume.session()
+    made, session = volume.made(), volume.session()
+    definition = volume.definition(files=ask)
     device = find_device(volume, ask=ask)
     mount = volume.target_of(definition)
     if session is not None and session.is_of_this_boot:
@@ -169,9 +179,7 @@ def _look(
     if not is_ours and is_locked(volume.lock):
         state, reason = "changing", "a command works on it"
     mapped_bytes = failing = complete = None
-    cached: dict[int, int] = {}
     disk_problems: list[str] = []
-    files = volume.files()
     if ask and device is not None and device.stats is not None:
         with suppress(BtrfsUblkError):
             stats = servers.ServerStats.parse(device.stats)
@@ -183,16 +191,12 @@ def _look(
             mapped_bytes = sum(
                 devices.device_map(volume.name).stats()["bytes"].values()
             )
-        with suppress(BtrfsUblkError):
-            if files:
-                cached = _cached_bytes(volume.name, volume.cache_of(definition))
     snapshots: list[str] = []
     if ask and state == "up":
         with suppress(BtrfsUblkError), deferred():  # it may go down meanwhile
             from btrfs_ublk.volume.snapshots import list_snapshots
 
             snapshots = [one.name for one in list_snapshots(mount)]
-    present = _present(mount, files) if state == "up" else set()
     used_bytes = 0
     with suppress(FileNotFoundError):
         used_bytes = volume.sprout_image.stat().st_blocks * 512
@@ -214,13 +218,30 @@ def _look(
         complete=complete,
         snapshots=snapshots,
         cache=volume.cache_of(definition),
+        file_count=volume.file_count(),
+        trees=[tree.to_dict() for tree in volume.made_trees()],
+    )
+
+
+def _with_files(volume: VolumeDirectory, found: KeptVolume, *, ask: bool) -> KeptVolume:
+    files = volume.files()
+    cached: dict[int, int] = {}
+    if files and ask and found.mapped_bytes is not None and found.cache is not None:
+        with suppress(BtrfsUblkError):
+            cached = _cached_bytes(volume.name, found.cache)
+    there: set[str] = set()
+    if found.mount is not None and found.is_up:
+        with suppress(OSError), resources.opened_directory(found.mount) as top:
+            there = existing_beneath(top, files)
+    return replace(
+        found,
         files=[
             KeptFile(
                 path=one.path,
                 origin=describe_source(one.source),
                 offset=one.offset,
                 size_bytes=one.size_bytes,
-                present=one.path in present if state == "up" else None,
+                present=one.path in there if found.is_up else None,
                 cached_bytes=(
                     min(cached[one.offset], one.size_bytes)
                     if one.size_bytes and one.offset in cached
@@ -230,7 +251,6 @@ def _look(
             for one in files.values()
             if one.is_whole
         ],
-        trees=[tree.to_dict() for tree in volume.made_trees()],
     )
 
 
@@ -250,17 +270,6 @@ def _cached_bytes(name: str, directory: Path) -> dict[int, int]:
         for mapping in client.list()
         if (key := keys.get(mapping.source)) is not None
     }
-
-
-def _present(mount: Path, paths: Iterable[str]) -> set[str]:
-    """Return those of the paths where the volume mounted there has a file."""
-    found = set()
-    with suppress(OSError), resources.opened_directory(mount) as top:
-        for path in paths:
-            with suppress(UsageError):
-                if resources.exists_beneath(top, path):
-                    found.add(path)
-    return found
 
 
 def _failing(

@@ -44,14 +44,14 @@ def resize_volume(
         replace(definition, writable_bytes=writable_bytes)  # it checks the size
         check_writable(volume, writable_bytes)
         grow_writable(volume, writable_bytes)
-    return look_at_volume(volume)
+    return look_at_volume(volume, files=True)
 
 
 def check_writable(volume: VolumeDirectory, writable_bytes: int) -> None:
     """Raise UsageError when the volume has, or was to get, more than that."""
     before = volume.made().writable_bytes
     try:
-        before = max(before, volume.definition().writable_bytes)
+        before = max(before, volume.definition(files=False).writable_bytes)
     except UsageError:  # it is not valid; volume.json is
         pass
     if writable_bytes < before:

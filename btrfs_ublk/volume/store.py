@@ -206,8 +206,8 @@ class VolumeDirectory:
                 hint=f"see: btrfs-ublk volume list --base {self.path.parent}",
             )
 
-    def definition(self) -> VolumeDefinition:
-        return read_definition(self._definition)
+    def definition(self, *, files: bool = True) -> VolumeDefinition:
+        return read_definition(self._definition, files=files)
 
     def made(self) -> Made:
         keys = _FILES.read(self._made)
@@ -272,6 +272,14 @@ class VolumeDirectory:
         except (KeyError, TypeError) as error:
             raise _FILES.damaged(self._files, repr(error)) from error
 
+    def file_count(self) -> int:
+        """Return how many files are whole."""
+        keys = _FILES.read(self._files) or {"files": []}
+        try:
+            return sum(one["is_whole"] for one in keys["files"])
+        except (KeyError, TypeError) as error:
+            raise _FILES.damaged(self._files, repr(error)) from error
+
     def write_definition(self, definition: VolumeDefinition) -> None:
         _FILES.replace(self._definition, definition.to_toml())
 
@@ -285,7 +293,10 @@ class VolumeDirectory:
         self._session.unlink(missing_ok=True)
 
     def write_files(self, files: dict[str, MadeFile]) -> None:
-        _FILES.write(self._files, {"files": [asdict(one) for one in files.values()]})
+        # There may be thousands: one a line is written in a tenth of the time.
+        rows = ",\n".join(json.dumps(vars(one)) for one in files.values())
+        text = f'{{"version": {FORMAT_VERSION}, "files": [\n{rows}\n]}}\n'
+        _FILES.replace(self._files, text)
 
     def made_trees(self) -> list[MadeTree]:
         keys = _FILES.read(self._trees) or {"trees": []}

@@ -38,7 +38,7 @@ def volumes_text(volumes: Sequence[KeptVolume], *, as_json: bool) -> str:
                 str(volume.device or "-"),
                 _exact(volume.size_bytes),
                 _rough(volume.used_bytes),
-                str(len(volume.files)),
+                str(volume.file_count),
             )
         )
     return table(rows)

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from io import FileIO
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,12 +42,16 @@ from btrfs_ublk.kernel.btrfs import (
     subvolume_id,
     subvolume_name,
 )
-from btrfs_ublk.kernel.reflink import clone_range
 from btrfs_ublk.kernel.temporary import tempdir
-from btrfs_ublk.units import BLOCK_BYTES
 from btrfs_ublk.volume.entry import origin_of
-from btrfs_ublk.volume.files import opened_top, opened_virtual_data
-from btrfs_ublk.volume.listing import ListedFile, Listing
+from btrfs_ublk.volume.files import (
+    Clone,
+    make_clones,
+    opened_top,
+    opened_virtual_data,
+    remove_made,
+)
+from btrfs_ublk.volume.listing import Listing
 from btrfs_ublk.volume.report import mount_of
 from btrfs_ublk.volume.store import (
     LOCK_TIMEOUT_S,
@@ -67,8 +69,7 @@ if TYPE_CHECKING:
 #: A bound for what would otherwise wait for ever.
 _TIMEOUT_S = 86400.0
 _PREFIX = ".btrfs-ublk-adding-"
-#: Nobody says those of what is listed.
-_FILE_MODE, _DIRECTORY_MODE = 0o644, 0o755
+_DIRECTORY_MODE = 0o755
 
 Number = Callable[[int], object]
 
@@ -287,7 +288,7 @@ def remove_listed(volume: VolumeDirectory, target: Path, path: str) -> None:
             with opened_top(volume, target) as top:
                 mount = Path(f"/proc/self/fd/{top}")
                 delete_subvolume_number(mount, made.subvolume)
-                _remove_directories(top, made.directories)
+                remove_made(top, [(x, os.rmdir) for x in made.directories])
             volume.forget_made_tree(made.subvolume)
 
 
@@ -304,44 +305,22 @@ def _fill(
             [content.Addition(source=number) for number in range(len(mapped))],
             names=[f"file {file.path!r}" for file in mapped],
         )
-    places = {x.path: y for x, y in zip(mapped, added, strict=True)}
-    empty = content.Added(0, False, 0, 0)
+    clones = [
+        Clone(file.path, at.offset, at.size_bytes, file.mtime_s)
+        for file, at in zip(mapped, added, strict=True)
+    ]
+    clones += [Clone(x.path, 0, 0, x.mtime_s) for x in files if x.source == {"size": 0}]
     at = ""
     try:
         for at in sorted(listing.directories):
             with place_beneath(directory, at) as (parent, name):
                 os.mkdir(name, dir_fd=parent)
                 os.chmod(name, _DIRECTORY_MODE, dir_fd=parent)
-        with open(virtual, "rb", buffering=0) as data:
-            for above, group in groupby(files, lambda x: os.path.dirname(x.path)):
-                with opened_beneath(directory, above) as parent:
-                    for file in group:
-                        at = file.path
-                        _clone(data.fileno(), places.get(at, empty), parent, file)
         os.fchmod(directory, _DIRECTORY_MODE)
-    except (OSError, OverflowError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise BtrfsUblkError(
-            f"cannot make {at!r}: {why}", hint="is there room? btrfs-ublk volume resize"
-        ) from error
+    except OSError as error:
+        raise BtrfsUblkError(f"cannot make {at!r}: {error.strerror}") from error
+    make_clones(virtual, directory, clones, [])
     return sum(place.size_bytes for place in added)
-
-
-def _clone(data: int, place: content.Added, parent: int, file: ListedFile) -> None:
-    # NB: nobody else gets into the half-made tree, so its files need no O_TMPFILE.
-    with FileIO(
-        os.path.basename(file.path),
-        "x",
-        opener=lambda name, flags: os.open(name, flags, 0o600, dir_fd=parent),
-    ) as new:
-        fd = new.fileno()
-        if place.size_bytes:
-            length = -(-place.size_bytes // BLOCK_BYTES) * BLOCK_BYTES
-            clone_range(data, fd, source_offset=place.offset, length_bytes=length)
-            os.truncate(fd, place.size_bytes)
-        os.fchmod(fd, _FILE_MODE)
-        if file.mtime_s is not None:
-            os.utime(fd, (file.mtime_s, file.mtime_s))
 
 
 def _source(
@@ -551,7 +530,7 @@ def _remove_half(volume: VolumeDirectory, top: int) -> None:
     # path, and is whole; in both cases, its data object is as it is to be.
     mount, number = Path(f"/proc/self/fd/{top}"), half.subvolume
     if number is None:  # Nothing is in it, and its data object is not in place yet.
-        with _if_there(), opened_beneath(top, half.path) as fd:
+        with suppress(OSError, UsageError), opened_beneath(top, half.path) as fd:
             if is_subvolume(fd):
                 number = subvolume_id(Path(f"/proc/self/fd/{fd}"))
     # Others may have moved the directory that it is in, so its path does not matter.
@@ -562,16 +541,5 @@ def _remove_half(volume: VolumeDirectory, top: int) -> None:
         delete_subvolume_number(mount, number)
         volume.forget_made_tree(number)
         log.debug("removed the half-made tree %s", half.path)
-    _remove_directories(top, half.directories)
+    remove_made(top, [(x, os.rmdir) for x in half.directories])
     volume.forget_half_tree()
-
-
-def _remove_directories(top: int, directories: Sequence[str]) -> None:
-    for directory in reversed(directories):
-        with _if_there(), place_beneath(top, directory) as (fd, name):
-            os.rmdir(name, dir_fd=fd)
-
-
-def _if_there() -> AbstractContextManager[None]:
-    """Pass over a path that others have changed since."""
-    return suppress(OSError, UsageError)

@@ -88,6 +88,7 @@ def up_volume(
     made: Callable[[], object] | None = None,
     resolved: Resolved | None = None,
     image: Callable[[], FoundImage] | None = None,
+    files: bool = True,
 ) -> KeptVolume:
     """Mount a volume with all files and trees of its definition; it outlives this
     process. A volume that is already up gets what is new in the definition.
@@ -96,7 +97,8 @@ def up_volume(
     /var/lib/btrfs-ublk/volumes), and survive down_volume() and reboots. ``made`` is
     called when all is done, with signals deferred; ``resolved`` with each image whose
     tag was resolved to a digest, which is kept from then on. ``image``: what
-    beginning_image() has yielded, else it is called here.
+    beginning_image() has yielded, else it is called here. Without ``files``, these are
+    only counted in what is returned.
 
     Raises UsageError for a definition that does not fit the existing volume,
     CapabilityError, BtrfsUblkError. What was made for this is undone then.
@@ -140,14 +142,14 @@ def up_volume(
         limit_cache(volume, definition)
         # This cannot be undone, so it comes after all else that may fail.
         grow_writable(volume, definition.writable_bytes)
-        volume.write_definition(
-            replace(definition, files=as_made(volume, definition.files))
-        )
+        made_of = replace(definition, files=as_made(volume, definition.files))
+        if not is_new or made_of != definition:
+            volume.write_definition(made_of)
         with deferred():
             if made is not None:
                 made()
             on_failure.pop_all()
-    return look_at_volume(volume)
+    return look_at_volume(volume, files=files)
 
 
 def _discard_pending(volume: VolumeDirectory) -> None:
@@ -206,7 +208,7 @@ def _check(volume: VolumeDirectory, definition: VolumeDefinition) -> bool:
     if Path(session.target) not in mount_points(fsid):
         return False
     try:
-        kept = volume.definition()
+        kept = volume.definition(files=False)
     except UsageError as error:
         raise UsageError(
             f"volume {volume.name!r} is up, but its stored definition is invalid: "

@@ -16,7 +16,7 @@ from btrfs_ublk.errors import UsageError
 from btrfs_ublk.volume.definition import VolumeDefinition
 from btrfs_ublk.volume.device import find_device
 from btrfs_ublk.volume.down import down_volume, remove_volume
-from btrfs_ublk.volume.edit import clone_in_volume
+from btrfs_ublk.volume.files import clone_in_volume
 from btrfs_ublk.volume.report import KeptVolume, list_volumes, show_volume
 from btrfs_ublk.volume.resize import resize_volume
 from btrfs_ublk.volume.rollback import (

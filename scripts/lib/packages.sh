@@ -40,7 +40,7 @@ packages_of_part() { # build|demo|bench|test|package|vm|arm64|arm64-root
         echo '?essential' busybox-static ca-certificates mawk meson ninja-build fuse3 \
             procps iproute2 attr e2fsprogs strace fio zstd xz-utils pigz \
             python3-{boto3,click,cryptography,grpcio,prometheus-client,protobuf,psutil} \
-            python3-{requests,rich,tomli-w,yaml,zstandard} \
+            python3-{requests,rich,yaml,zstandard} \
             python3-{hypothesis,pyroute2,pytest,pytest-timeout,pytest-xdist,trustme}
         ;;
     esac

@@ -24,7 +24,13 @@ from btrfs_ublk.device.locks import registry_locked
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.temporary import loops_below
 from btrfs_ublk.units import MIB
-from btrfs_ublk.volume import down_volume, remove_volume, up_volume
+from btrfs_ublk.volume import (
+    VolumeFile,
+    down_volume,
+    remove_volume,
+    show_volume,
+    up_volume,
+)
 from btrfs_ublk.volume.make import remove_halves
 from btrfs_ublk.volume.store import volumes_directory
 
@@ -45,7 +51,8 @@ STEPS = [
     ("volume.up", "apply_read_ahead"),
     ("device", "device_map"),
     ("volume.files", "opened_top"),
-    ("volume.files", "clone_beneath"),
+    ("volume.files", "clone_in_directory"),
+    ("volume.files", "commit_transaction"),
 ]
 
 #: Makes a volume, and is killed at a step.
@@ -123,9 +130,8 @@ def test_a_step_fails(
     down_volume(NAME, base=place.base)
     # One that was there is as it was.
     with monkeypatch.context() as patch:
-        patch.setattr(
-            import_module("btrfs_ublk.volume.files"), "clone_beneath", interrupt
-        )
+        files = import_module("btrfs_ublk.volume.files")
+        patch.setattr(files, "clone_in_directory", interrupt)
         with pytest.raises(KeyboardInterrupt):
             up_volume(NAME, place.definition("one", "two"), base=place.base)
     assert place.state() == "down"
@@ -167,6 +173,58 @@ def _kill_at(place: Place, module: str, function: str) -> None:
         timeout=TIMEOUT_S,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+#: Brings a volume up, and fails, or is killed, when so many files have appeared.
+_MANY = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[4])
+from support.volumes import NAME
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.volume import files, read_definition, up_volume
+
+end, count, made, real = sys.argv[1], int(sys.argv[2]), [], files.clone_in_directory
+
+def clone(*arguments, **options):
+    made.append(1)
+    if len(made) > count and end == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if len(made) > count:
+        raise BtrfsUblkError("injected")
+    real(*arguments, **options)
+
+files.clone_in_directory = clone
+root = Path(sys.argv[3])
+up_volume(NAME, read_definition(root / "many.toml"), base=root / "volumes")
+"""
+
+
+@pytest.mark.parametrize("end", ["kill", "fail"])
+def test_many_files_are_all_there_or_a_repeat_completes_them(
+    place: Place, end: str
+) -> None:
+    content = place.content("one").read_bytes()
+    files = [
+        VolumeFile(f"d{number % 7}/e/{number}", {"kind": "file", "path": str(path)})
+        for path in (place.content("one"),)
+        for number in range(100)
+    ]
+    definition = place.definition(files=(*files, VolumeFile("empty", {"size": 0})))
+    (place.root / "many.toml").write_text(definition.to_toml())
+    up_volume(NAME, place.definition(), base=place.base)
+    words = [sys.executable, "-c", _MANY, end, "61", place.root, TESTS]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S)
+    there = [path for path in place.target.rglob("*") if path.is_file()]
+    if end == "kill":
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert len(there) == 61 and {x.read_bytes() for x in there} <= {content, b""}
+    else:
+        assert "injected" in done.stderr and not list(place.target.iterdir())
+    assert show_volume(NAME, base=place.base).files == []
+    assert up_volume(NAME, definition, base=place.base).file_count == 101
+    assert (place.target / "empty").read_bytes() == b""
+    assert all((place.target / x.path).read_bytes() == content for x in files)
 
 
 @pytest.mark.usefixtures("short_waits")
@@ -231,16 +289,15 @@ def test_a_cache_that_was_made_for_nothing(
     cache = place.root / "caches/c4"
     definition = place.definition("one", cache=cache, cache_max_bytes=MIB)
 
-    def read_and_fail(virtual: Path, *_: object, source_offset: int, **__: int) -> None:
-        with virtual.open("rb") as file:
-            file.seek(source_offset)
-            assert file.read(5000) == place.content("one").read_bytes()[:5000]
+    def read_and_fail(data: int, *_: object, source_offset: int, **__: int) -> None:
+        found = os.pread(data, 5000, source_offset)
+        assert found == place.content("one").read_bytes()[:5000]
         fail()
 
     def up(fault: Callable[..., None]) -> None:
         module = import_module("btrfs_ublk.volume.files")
         with monkeypatch.context() as patch:
-            patch.setattr(module, "clone_beneath", fault)
+            patch.setattr(module, "clone_in_directory", fault)
             with pytest.raises(BtrfsUblkError, match="injected") as raised:
                 up_volume(NAME, definition, base=place.base)
         assert not getattr(raised.value, "__notes__", None)

@@ -154,7 +154,7 @@ definition = find_definition(name, base=base).definition
 up_volume(name, definition.with_trees([VolumeTree.parse(tree)]), base=base)
 """
 STEPS = (
-    "_clone",
+    "make_clones",
     "commit_transaction",
     "VolumeDirectory.write_made_trees",
     "rename_beneath",

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import GIB, MIB, TIB
-from btrfs_ublk.volume import VolumeDefinition, VolumeFile, parse_definition
+from btrfs_ublk.volume import (
+    VolumeDefinition,
+    VolumeFile,
+    VolumeTree,
+    parse_definition,
+)
 from btrfs_ublk.volume.definition import read_definition
 from btrfs_ublk.volume.entry import source_of
 
@@ -73,6 +79,25 @@ def test_every_key_is_read_and_written_back() -> None:
     assert first.source["unit"] == 65536
     assert len(second.source["mirrors"]) == 2
     assert parse(found.to_toml()) == found
+
+
+def test_any_text_is_written_back(tmp_path: Path) -> None:
+    odd = 'q"\\\x7f\x01\u2028\t[[file]] = #ü\U0001f4a5'
+    source = {"kind": "s3", "key": odd, "more": [1, 2.5, False, [], {odd: {}}]}
+    made = VolumeDefinition(
+        mount=Path("/mnt") / odd,
+        via=("http://a:1", "http://b:2"),
+        files=(VolumeFile(odd, source), VolumeFile("e", {"size": 0})),
+        trees=(VolumeTree.parse("t=s3://b/p/"),),
+    )
+    path = tmp_path / "definition.toml"
+    path.write_text(made.to_toml())
+    assert read_definition(path) == made
+    # In another form, and where "\n[[" begins no table.
+    settings = replace(made, files=(), trees=())
+    assert read_definition(path, files=False) == settings
+    path.write_text('cache = """/a\n[[file]]"""\nfile = [{ path = "x", size = 0 }]\n')
+    assert read_definition(path, files=False) == read_definition(path)
 
 
 def test_an_empty_one_is_the_default_and_no_deadline_is_0() -> None:
