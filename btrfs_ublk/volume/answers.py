@@ -77,7 +77,7 @@ def _fork(
     layer: str | None = None,
     base: str | None = None,
 ) -> _Answer:
-    from btrfs_ublk.volume.forks import FORK_MODES
+    from btrfs_ublk.volume.settings import FORK_MODES
     from btrfs_ublk.volume.image import fork_image
 
     known = next((each for each in FORK_MODES if each == mode), None)
