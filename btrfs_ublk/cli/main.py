@@ -17,8 +17,8 @@ from btrfs_ublk.errors import UsageError
     package="btrfs_ublk.cli",
     but=(
         *("main", "map_options", "mirror_options", "volume_options", "volume_trees"),
-        *("image_forks", "image_options", "image_run", "volume_files"),
-        *("image_run", "image_warm", "volume_files", "volume_snapshots"),
+        *("image_forks", "image_options", "image_run"),
+        *("volume_files", "volume_snapshots"),
     ),
     invoke_without_command=True,
     no_args_is_help=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -26,42 +26,6 @@ _RECHECK_S = 0.1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class DirectoryWatch:
-    """Waits until a file is moved into one of some directories, or out of it.
-
-    Without inotify (if there are no more instances), each wait takes its full time. Use
-    it in a ``with`` block.
-    """
-
-    def __init__(self) -> None:
-        fd: int = _libc.inotify_init1(_IN_CLOEXEC | _IN_NONBLOCK)
-        self._fds = [fd] if fd >= 0 else []
-
-    def __enter__(self) -> DirectoryWatch:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for fd in self._fds:
-            os.close(fd)
-        self._fds = []
-
-    def add(self, directories: Iterable[Path]) -> None:
-        """Also watch these directories. Those that are watched already stay so, and
-        those that do not exist are skipped."""
-        for fd in self._fds:
-            for directory in directories:
-                _libc.inotify_add_watch(
-                    fd, os.fsencode(directory), _IN_MOVED_FROM | _IN_MOVED_TO
-                )
-
-    def wait(self, timeout_s: float) -> None:
-        """Return after a change since the last call, or ``timeout_s`` seconds."""
-        readable(self._fds, timeout_s=timeout_s)
-        for fd in self._fds:
-            with suppress(OSError):
-                os.read(fd, 65536)
-
-
 def wait_for_change(
     directory: Path,
     condition: Callable[[], T | None],
@@ -69,13 +33,28 @@ def wait_for_change(
     timeout_s: float,
 ) -> T | None:
     """Call ``condition`` whenever a file is moved into ``directory`` or out of it, and
-    return its first true value; None after ``timeout_s`` seconds."""
+    return its first true value; None after ``timeout_s`` seconds.
+
+    Without inotify (if there are no more instances), it is called each tenth of a
+    second.
+    """
     deadline_s = time.monotonic() + timeout_s
-    with DirectoryWatch() as watch:
-        watch.add([directory])
+    fd: int = _libc.inotify_init1(_IN_CLOEXEC | _IN_NONBLOCK)
+    fds = [fd] if fd >= 0 else []
+    try:
+        for fd in fds:
+            _libc.inotify_add_watch(
+                fd, os.fsencode(directory), _IN_MOVED_FROM | _IN_MOVED_TO
+            )
         while True:
             value = condition()
             remaining_s = deadline_s - time.monotonic()
             if value or remaining_s <= 0:
                 return value or None
-            watch.wait(min(remaining_s, _RECHECK_S))
+            readable(fds, timeout_s=min(remaining_s, _RECHECK_S))
+            for fd in fds:
+                with suppress(OSError):
+                    os.read(fd, 65536)
+    finally:
+        for fd in fds:
+            os.close(fd)

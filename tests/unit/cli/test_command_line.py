@@ -38,7 +38,7 @@ def test_an_empty_path_is_not_this_directory(path: str) -> None:
             "'--wait': 'soon' is not a valid number of s",
         ),
         ("volume up x --queues many", "'--queues': 'many' is not a valid whole number"),
-        ("events --count 0", "'--count': 0 is not in the range"),
+        ("prefetch x --concurrency 0", "'--concurrency': 0 is not in the range"),
         (
             "snapshotter serve --docker-config /no/c",
             "'--docker-config': File '/no/c' do",
