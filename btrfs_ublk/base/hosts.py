@@ -23,10 +23,6 @@ from btrfs_ublk.base.private_dirs import (
 from btrfs_ublk.errors import UsageError
 
 FILE_NAME = "hosts.toml"
-#: What a cache says of an answer that it did not ask the origin for.
-HITS = ("HIT", "STALE", "UPDATING", "REVALIDATED")
-#: What a front says of the size of its slices.
-SLICE_HEADER = "X-Site-Cache-Slice"
 
 
 @dataclass(frozen=True)
@@ -166,12 +162,3 @@ def via_option(*, strict: bool = True) -> list[str]:
     if not rules:
         return []
     return ["--via", json.dumps([rule.to_dict() for rule in rules])]
-
-
-def cache_status(headers: Mapping[str, str]) -> str | None:
-    """Return what X-Site-Cache, or X-Cache of other caches, says of an answer: HIT,
-    MISS and so on; None when it says nothing."""
-    for name in ("X-Site-Cache", "X-Cache", "X-Cache-Status"):
-        if found := re.search(r"[A-Za-z]+", headers.get(name, "")):
-            return found[0].upper()
-    return None

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from btrfs_ublk.base.entry import NounGroup, PathType, SizeType, json_option
+from btrfs_ublk.base.entry import NounGroup, PathType, SizeType
 from btrfs_ublk.content.digests import parse_unit
 from btrfs_ublk.errors import UsageError
-
-_WORDS = {True: "ok", False: "WRONG", None: "?"}
 
 
 @click.group("site-cache", cls=NounGroup, aliases={})
@@ -131,72 +127,3 @@ def config(
         write_new(output, text.encode(), replace=True)
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror}") from error
-
-
-@command.command()
-@click.argument("cache", metavar="URL")
-@click.option(
-    "--object",
-    "url",
-    required=True,
-    metavar="URL",
-    help="An object behind it, with the host of its origin.",
-)
-@click.option(
-    "--unit", default="256K", type=SizeType(parse_unit), help="The unit of the sources."
-)
-@click.option(
-    "--token-file",
-    type=PathType(exists=True, dir_okay=False),
-    help="A file whose first line is a bearer token that may read it.",
-)
-@click.option(
-    "--ca-file",
-    type=PathType(exists=True, dir_okay=False),
-    help="Certificates (PEM) to trust.",
-)
-@json_option
-def check(
-    cache: str,
-    url: str,
-    unit: int,
-    token_file: Path | None,
-    ca_file: Path | None,
-    as_json: bool,
-) -> int:
-    """Ask a running cache as hosts do, and say what is wrong.
-
-    URL is that of the cache, http://HOST:3128. The first unit of the object is asked of
-    the origin, and several times of the cache. Exit status 1: something is wrong.
-    """
-    from btrfs_ublk.ops.site_cache.check import Target, check_site_cache
-
-    target = Target(
-        cache,
-        url,
-        unit,
-        None if token_file is None else _first_line(token_file),
-        None if ca_file is None else str(ca_file),
-    )
-    findings = []
-    for finding in check_site_cache(target):
-        findings.append(finding)
-        if not as_json:
-            click.echo(f"{_WORDS[finding.right]:6}{finding.name}: {finding.text}")
-            if finding.hint and not finding.right:
-                click.echo(f"      {finding.hint}")
-    if as_json:
-        click.echo(json.dumps([asdict(each) for each in findings]))
-    return 1 if any(each.right is False for each in findings) else 0
-
-
-def _first_line(path: Path) -> str:
-    from btrfs_ublk.errors import why_unread
-
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: {why_unread(error)}") from error
-    if not lines or not lines[0].strip():
-        raise UsageError(f"{path} has no token in its first line")
-    return lines[0].strip()

@@ -40,7 +40,6 @@ from support.web_servers import NGINX, ScriptedServer, response, scripted_server
 
 from btrfs_ublk.cli.main import command
 from btrfs_ublk.errors import UsageError
-from btrfs_ublk.ops.site_cache.check import Target, check_site_cache
 from btrfs_ublk.ops.site_cache.config import Node, SiteCache
 
 pytestmark = pytest.mark.usefixtures("nginx")
@@ -361,62 +360,6 @@ def test_a_redirect_lets_in_only_who_has_a_token(
     origin.script = guarded
     assert status(nodes, origin, Authorization="Bearer t0ken") == 206
     assert status(nodes, origin) == 403
-    target = Target(nodes.urls[0], origin.url(), UNIT, "t0ken")
-    wrong = [each.text for each in check_site_cache(target) if each.right is False]
-    # It cannot know that this redirect refuses.
-    assert wrong == ["it gives what the origin refuses to a wrong token (HTTP 206)"]
-
-
-def test_the_command_says_what_is_wrong(site: Site, tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text(site.token)
-    words = ["--object", site.url, "--token-file", str(token), "--unit", "1M"]
-    result = CliRunner().invoke(
-        command, ["site-cache", "check", site.nodes.urls[0], *words]
-    )
-    assert "slices of 256 KiB do not fit units of 1 MiB" in result.output
-    assert "ok    authorisation" in result.output
-    result = CliRunner().invoke(
-        command, ["site-cache", "check", site.nodes.urls[0], *words, "--json"]
-    )
-    wrong = [
-        each["name"] for each in json.loads(result.output) if each["right"] is False
-    ]
-    assert wrong == ["slice"]
-
-
-def findings_about(
-    origin: ScriptedServer, cache: ScriptedServer, token: str | None = None
-) -> dict[str, str]:
-    url = cache.url("").rstrip("/")
-    found = check_site_cache(Target(url, origin.url(), UNIT, token))
-    return {each.name: each.text for each in found if each.right is False}
-
-
-def test_check_finds_what_is_wrong(origin: ScriptedServer) -> None:
-    def guarded(request: str) -> bytes:
-        return served(request) if "Bearer t" in request else response("401 No")
-
-    def stale(request: str) -> bytes:
-        return served(request).replace(DATA[:4], b"\0\0\0\0")
-
-    def miss(request: str) -> bytes:
-        return served(request).replace(b"ETag", b"X-Cache: MISS from here\r\nETag")
-
-    with scripted_server(served) as cache:
-        assert findings_about(origin, cache) == {}
-        cache.script = miss
-        assert "no hit (MISS)" in findings_about(origin, cache)["cached"]
-        cache.script = stale
-        assert "not those of the origin" in findings_about(origin, cache)["content"]
-        cache.script = lambda _: response("421 Misdirected Request")
-        assert "HTTP 421" in findings_about(origin, cache)["answers"]
-        cache.script = lambda _: response("200 OK", DATA)
-        assert "whole object" in findings_about(origin, cache)["answers"]
-        origin.script, cache.script = guarded, served
-        assert (
-            "refuses to no token" in findings_about(origin, cache, "t")["authorisation"]
-        )
 
 
 # An S3 store

@@ -44,10 +44,6 @@ def test_an_empty_path_is_not_this_directory(path: str) -> None:
             "'--docker-config': File '/no/c' do",
         ),
         ("prefetch x --trace /no/t", "'--trace': File '/no/t' does not exist"),
-        (
-            "site-cache check http://h:1 --object http://h/x --token-file /no/t",
-            "'/no/t'",
-        ),
     ],
 )
 def test_a_wrong_value_is_said_with_its_option(words: str, said: str) -> None:
