@@ -21,6 +21,14 @@ from btrfs_ublk.base.text import visible
 from btrfs_ublk.cli.volume_options import volume_name, volumes_base
 
 _STORE = "/var/lib/btrfs-ublk/podman"
+#: With podman's defaults, which a file has to say.
+_STORAGE_CONF = """\
+[storage]
+driver = "overlay"
+runroot = "/run/containers/storage"
+graphroot = "/var/lib/containers/storage"
+[storage.options]
+additionalimagestores = """
 
 _store = click.option(
     "--store",
@@ -41,55 +49,17 @@ def command() -> None:
 
 @command.command()
 @_store
-@click.option(
-    "--file",
-    type=PathType(),
-    help="The configuration.  [CONTAINERS_STORAGE_CONF, else"
-    " /etc/containers/storage.conf]",
-)
-@click.option("--write", is_flag=True, help="Write the lines, and make the store.")
-@click.option("--undo", is_flag=True, help="Remove what --write has written.")
-def setup(store: Path, file: Path | None, write: bool, undo: bool) -> None:
-    """Print the lines of storage.conf that name the store.
+def setup(store: Path) -> None:
+    """Make the store, and print a storage.conf that names it.
 
-    With --write, they are added to the file, whose other lines stay as they are; where
-    it names other stores already, the command says what to write, and changes nothing.
+    Where there is no /etc/containers/storage.conf, that is all of it; else, the last
+    line belongs below its [storage.options].
     """
     with deferred():
         from btrfs_ublk.containers.podman import PodmanStore
-        from btrfs_ublk.containers.storage_conf import DEFAULT_FILE, StorageConf
-        from btrfs_ublk.errors import UsageError
-    if write and undo:
-        raise UsageError("--write and --undo exclude each other")
-    named = os.environ.get("CONTAINERS_STORAGE_CONF")
     store = Path(os.path.abspath(store))
-    conf = StorageConf.read(file or (Path(named) if named else DEFAULT_FILE))
-    if undo:
-        changed = conf.without_ours()
-        if changed == conf:
-            click.echo(f"{conf.path} has no lines of `podman setup`", err=True)
-            return
-        changed.write()
-        click.echo(f"{conf.path}: {'restored' if changed.path.exists() else 'removed'}")
-    elif conf.names(store):
-        click.echo(f"{conf.path} names {store} already", err=True)
-        if write:
-            PodmanStore(store).make()
-    elif write:
-        changed = conf.with_store(store)
-        PodmanStore(store).make()  # podman fails for one that is missing
-        is_new = not conf.path.exists()
-        changed.write()
-        click.echo(f"{conf.path}: {store} added")
-        if is_new:
-            click.echo(
-                "podman now warns users whose images it keeps with another driver, such"
-                " as vfs, with each command; with a"
-                " ~/.config/containers/storage.conf of theirs, it does not",
-                err=True,
-            )
-    else:
-        click.echo(conf.lines(store), nl=False)
+    PodmanStore(store).make()  # podman fails for one that is missing
+    click.echo(_STORAGE_CONF + json.dumps([str(store)]))
 
 
 @command.command()

@@ -253,10 +253,6 @@ class Scenes:
 
     def _of_containers(self) -> dict[str, Scene]:
         store = self._top / "podman"
-        conf: Words = (
-            *("podman", "setup", "--file", self._work / "storage.conf"),
-            *("--store", store),
-        )
         add: Words = ("podman", "add", NAME, "--store", store)
         drop: Words = ("podman", "remove", NAME, "--store", store)
         start: list[Step] = [self._images, self._image]
@@ -267,7 +263,7 @@ class Scenes:
         end: list[Step] = [*self._gone, ("image", "gc"), remove_store]
         return {
             "podman setup": Scene(
-                (*conf, "--write"), [(*conf, "--undo"), remove_store], resumes=True
+                ("podman", "setup", "--store", store), [remove_store], resumes=True
             ),
             "podman add": Scene(add, [drop], start, end, "already"),
             "podman remove": Scene(drop, [add], [*start, add], end, "no "),

@@ -91,10 +91,8 @@ def _snapshots(path: Path, things: Path) -> None:
 
 
 def _store(path: Path, things: Path) -> None:
-    conf = ("podman", "setup", "--file", things / "storage.conf", "--store", path)
-    run(*conf, "--write")
+    run("podman", "setup", "--store", path)
     run("podman", "list", "--store", path)
-    run(*conf, "--undo")
 
 
 def _file(*words: str) -> Verb:
@@ -119,10 +117,6 @@ FILES: dict[str, Verb] = {
     "nginx": _file(
         *("site-cache", "config", "--nodes=127.0.0.1", "--origin=https://h.example"),
         *("--resolver=127.0.0.1", "-o", "{path}"),
-    ),
-    "storage.conf": _file(
-        *("podman", "setup", "--file", "{path}", "--store", "{things}/podman"),
-        "--write",
     ),
 }
 
