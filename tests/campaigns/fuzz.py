@@ -239,7 +239,6 @@ TARGETS = {
     # Longer ones, and too long ones, are in test_http1_head.py.
     "head": Target("heads of HTTP/1.1 responses", 1024),
     "image": Target("sealed images, as `readimage` reads them", 97, _sealed),
-    "physmap": Target("chunks and extents, as tree searches find them", 4096),
     "reader": Target("seeds, with checksums that are right", 96, _seed),
     "store": Target("map files: their bytes, and what is in tables", 105, _compressed),
     "tar": Target("layers", 60, _tar),
