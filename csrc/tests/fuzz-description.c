@@ -78,20 +78,9 @@ static void run(const uint8_t *data, size_t length)
 	free(text);
 }
 
-static void begin(const char *path)
-{
-	(void)path;
-}
-
-static void end(void)
-{
-}
-
 static const struct fuzzer fuzzer = {
 	.name = "fuzz-description",
 	.input_bytes = FUZZ_INPUT_BYTES_MAX,
-	.begin = begin,
 	.run = run,
-	.end = end,
 };
 FUZZ_PROGRAM(fuzzer)

@@ -48,8 +48,11 @@ uint64_t fuzz_take(struct fuzz_input *input, size_t bytes)
 
 static void begin_all(const struct fuzzer *fuzzer)
 {
-	char *paths = strdup(getenv("FUZZ_PATH") ?: ""), *rest = paths, *path;
+	char *paths, *rest, *path;
 
+	if (!fuzzer->begin)
+		return;
+	paths = rest = strdup(getenv("FUZZ_PATH") ?: "");
 	if (!fuzzer->what)
 		fuzzer->begin(NULL);
 	while (fuzzer->what && (path = strsep(&rest, ":")))
@@ -63,7 +66,8 @@ int fuzz_one(const struct fuzzer *fuzzer, const uint8_t *data, size_t length)
 
 	if (!has_begun) {
 		begin_all(fuzzer);
-		atexit(fuzzer->end);
+		if (fuzzer->end)
+			atexit(fuzzer->end);
 	}
 	has_begun = true;
 	fuzzer->run(data, length < fuzzer->input_bytes ? length : fuzzer->input_bytes);
@@ -154,7 +158,8 @@ static void fuzz(const struct fuzzer *fuzzer, const char *path, uint64_t seed, u
 {
 	uint8_t data[FUZZ_INPUT_BYTES_MAX];
 
-	fuzzer->begin(path);
+	if (fuzzer->begin)
+		fuzzer->begin(path);
 	alarm(ITERATION_SECONDS_MAX);
 	for (size_t i = 0; i < example_count; i++)
 		fuzzer->run(examples[i].data, examples[i].length);
@@ -169,7 +174,8 @@ static void fuzz(const struct fuzzer *fuzzer, const char *path, uint64_t seed, u
 		fuzzer->run(data, length);
 	}
 	alarm(0);
-	fuzzer->end();
+	if (fuzzer->end)
+		fuzzer->end();
 }
 
 static int is_shown(const struct dirent *entry)

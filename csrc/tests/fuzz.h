@@ -17,9 +17,10 @@ struct fuzzer {
 	const char *name;
 	const char *what;   /* its arguments are; NULL: it has none */
 	size_t input_bytes; /* at most, FUZZ_INPUT_BYTES_MAX */
-	/* With libFuzzer, for all PATHs, before the first run; else each PATH has its own runs and end. */
-	void (*begin)(const char *path);
 	void (*run)(const uint8_t *data, size_t length); /* must leave all as it was */
+	/* May both be NULL. With libFuzzer, for all PATHs, before the first run; else each PATH has its
+	 * own runs and end. */
+	void (*begin)(const char *path);
 	void (*end)(void);
 };
 

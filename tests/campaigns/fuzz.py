@@ -237,7 +237,7 @@ TARGETS = {
     "codec": Target("compressed objects and their indexes", 256, _objects),
     "front": Target("what the fetch process says to its server", 1024),
     # Longer ones, and too long ones, are in test_http1_head.py.
-    "head": Target("heads of HTTP/1.1 responses", 1024),
+    "head": Target("heads of HTTP/1.1 responses", 1024, quick=10_000),
     "image": Target("sealed images, as `readimage` reads them", 97, _sealed),
     "reader": Target("seeds, with checksums that are right", 96, _seed),
     "store": Target("map files: their bytes, and what is in tables", 105, _compressed),
