@@ -118,28 +118,27 @@ def test_flipped_bits(
     shutil.rmtree(image.parent)
 
 
-@pytest.mark.parametrize("options", [[], ["--metadata-profile=dup"]])
+@pytest.mark.parametrize(
+    ("size", "options", "iterations"),
+    [
+        ("20G", [], 500),
+        ("20G", ["--metadata-profile=dup"], 500),
+        ("4T", [], 150),  # trees of two levels
+    ],
+)
 def test_many_changes_in_one_process(
-    sparse_path: Path, sanitized_build: Path, options: list[str]
+    sparse_path: Path,
+    sanitized_build: Path,
+    size: str,
+    options: list[str],
+    iterations: int,
 ) -> None:
     image = sparse_path / "seed.img"
     mkseed(
-        *("--virtual-data-size=20G", "--chunk-size=4G", "--metadata-only"),
+        *(f"--virtual-data-size={size}", "--chunk-size=4G", "--metadata-only"),
         *(*options, image),
     )
-    run_fuzzer(sanitized_build, 500, image)
-
-
-def test_many_changes_of_higher_trees(sparse_path: Path, sanitized_build: Path) -> None:
-    """Directories, shared extents, DUP, and trees of two levels."""
-    image = sparse_path / "image"
-    subprocess.run(
-        [sanitized_build / "csrc/tests/format-image", "1000", image],
-        check=True,
-        timeout=60,
-        env=os.environ | SANITIZER_ENVIRONMENT,
-    )
-    run_fuzzer(sanitized_build, 150, image)
+    run_fuzzer(sanitized_build, iterations, image)
 
 
 def run_fuzzer(build: Path, iterations: int, image: Path) -> None:
