@@ -252,9 +252,9 @@ def _printable(text: str) -> str:
 def check(path: Path, no_btrfs_check: bool, as_json: bool) -> int:
     """Check all that has to hold of a seed, offline.
 
-    That is superblocks, trees and checksums, chunks, extents, references, free space,
-    the mapping of the virtual data. Then `btrfs check` looks at it, where it is
-    installed. Writes nothing.
+    First superblocks, trees and checksums, and the mapping of the virtual data. Then
+    `btrfs check` looks at extents, references and free space, where it is installed.
+    Writes nothing.
 
     PATH is an image or a device that is not mounted. Exit status 1: a violation.
     """
@@ -285,8 +285,7 @@ def _print_report(report: SeedReport, progs: ProgsReport) -> None:
     if count:
         result = f"{count} violation{'s' * (count > 1)}"
     click.echo(
-        f"{report.path}: {result}; {report.tree_blocks} tree blocks, "
-        f"{report.extents} extents, {report.references} references"
+        f"{report.path}: {result}; {report.tree_blocks} tree blocks"
     )
     for line in progs.output:
         click.echo(f"  {line}")

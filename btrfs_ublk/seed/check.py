@@ -39,8 +39,7 @@ class Violation:
 @dataclass(frozen=True)
 class SeedReport:
     """The result of our check. ``violations`` holds the first 1000 of
-    ``violation_count``, ``notes`` what could not be compared, and what is odd but
-    harmless.
+    ``violation_count``, ``notes`` what could not be checked.
     """
 
     path: Path
@@ -51,8 +50,6 @@ class SeedReport:
     violations: tuple[Violation, ...]
     notes: tuple[str, ...]
     tree_blocks: int
-    extents: int
-    references: int
 
     @classmethod
     def from_json(cls, text: str) -> SeedReport:

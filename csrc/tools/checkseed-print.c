@@ -217,14 +217,13 @@ static json_t *report_json(const char *path, const struct layout *layout,
 		json_array_append_new(violations,
 				      json_pack("{ss so}", "rule", report->violations[i].rule,
 						"text", json_bytes(report->violations[i].text)));
-	for (size_t i = 0; i < report->note_count; i++)
-		json_array_append_new(notes, json_string(report->notes[i]));
-	return json_pack("{so sb sb ss sI so so sI sI sI}", "path", json_bytes(path), "clean",
+	if (report->note)
+		json_array_append_new(notes, json_string(report->note));
+	return json_pack("{so sb sb ss sI so so sI}", "path", json_bytes(path), "clean",
 			 (int)!report->total, "seeding", (int)layout->is_seeding, "strategy",
 			 layout_strategy_name(layout->strategy), "violation_count",
 			 (json_int_t)report->total, "violations", violations, "notes", notes,
-			 "tree_blocks", (json_int_t)report->tree_blocks, "extents",
-			 (json_int_t)report->extents, "references", (json_int_t)report->references);
+			 "tree_blocks", (json_int_t)report->tree_blocks);
 }
 
 int print_report(const char *path, const struct layout *layout, const struct report *report)

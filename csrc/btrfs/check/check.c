@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <stdlib.h>
 
 #include "btrfs/check/internal.h"
 
@@ -56,44 +55,45 @@ static void check_supers(struct check *check)
 			   le64toh(super->root_dir_objectid), TREE_ROOT_DIR);
 }
 
-static int run(struct check *check)
+/* The kernel refuses chunks whose number of 64 KiB stripes does not fit in 32 bits. */
+static void check_chunks(struct check *check)
 {
-	int ret = layout_find(check->reader, check->layout);
+	const struct chunk_list *chunks = &check->reader->chunks;
+	const uint64_t most = (uint64_t)UINT32_MAX * STRIPE_LEN;
 
-	check_supers(check);
-	if (ret) {
-		report_note(check->report,
-			    "the virtual file was not checked, as a tree is damaged");
-		ret = check_damage(check, RULE_TREE, ret);
-	} else {
-		ret = check_virtual_file(check);
-		if (!ret)
-			ret = check_subvolumes(check);
+	for (size_t i = 0; i < chunks->count; i++) {
+		if (chunks->chunks[i].length >= most)
+			report_add(check->report, RULE_CHUNK_LENGTH,
+				   "chunk tree: the chunk at %" PRIu64 " has %" PRIu64
+				   " bytes; kernels since 6.4 refuse %" PRIu64 " or more",
+				   chunks->chunks[i].logical, chunks->chunks[i].length, most);
 	}
-	if (!ret)
-		ret = check_read_extents(check);
-	if (!ret)
-		ret = check_walk_trees(check);
-	if (!ret)
-		ret = check_references(check);
-	if (!ret)
-		ret = check_space(check);
-	if (!ret)
-		ret = check_free_space(check);
-	return ret;
+}
+
+/* A plain mount shows the default subvolume. */
+static void check_default_subvolume(struct check *check)
+{
+	struct block_expect root;
+
+	if (tree_root_find(check->reader, check->layout->default_subvolume, &root))
+		report_add(check->report, RULE_SUBVOLUME,
+			   "root tree: the default subvolume is %" PRIu64 ", which does not exist",
+			   check->layout->default_subvolume);
 }
 
 int check_image(struct reader *reader, struct layout *layout, struct report *report)
 {
 	struct check check = { .reader = reader, .layout = layout, .report = report };
-	int ret = run(&check);
+	int ret = layout_find(reader, layout);
 
-	report->tree_blocks = check.blocks.count;
-	report->extents = check.used_count;
-	report->references = check.told.count;
-	free(check.used);
-	free(check.told.refs);
-	free(check.made.refs);
-	block_set_deinit(&check.blocks);
-	return ret;
+	check_supers(&check);
+	check_chunks(&check);
+	if (ret) {
+		report->note = "the virtual file was not checked, as a tree is damaged";
+		ret = check_damage(&check, RULE_TREE, ret);
+	} else {
+		check_default_subvolume(&check);
+		ret = check_virtual_file(&check);
+	}
+	return ret ?: check_walk_trees(&check);
 }

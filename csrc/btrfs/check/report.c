@@ -10,10 +10,7 @@ void report_deinit(struct report *report)
 {
 	for (size_t i = 0; i < report->count; i++)
 		free(report->violations[i].text);
-	for (size_t i = 0; i < report->note_count; i++)
-		free(report->notes[i]);
 	free(report->violations);
-	free(report->notes);
 	*report = (struct report){ 0 };
 }
 
@@ -47,19 +44,4 @@ void report_add(struct report *report, const char *rule, const char *format, ...
 		}
 	}
 	violations[report->count++] = (struct violation){ rule, text };
-}
-
-void report_note(struct report *report, const char *format, ...)
-{
-	char **texts = reallocarray(report->notes, report->note_count + 1, sizeof(*texts));
-	va_list args;
-	int length;
-
-	if (!texts)
-		return;
-	report->notes = texts;
-	va_start(args, format);
-	length = vasprintf(&texts[report->note_count], format, args);
-	va_end(args);
-	report->note_count += length >= 0;
 }

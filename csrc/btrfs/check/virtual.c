@@ -10,6 +10,7 @@
 #include "btrfs/check/internal.h"
 #include "btrfs/inode.h"
 #include "btrfs/seed.h"
+#include "btrfs/super.h"
 
 /* struct btrfs_csum_item's key: the checksums of the data from `offset` on. */
 #define CSUM_OBJECTID ((uint64_t)-10) /* BTRFS_EXTENT_CSUM_OBJECTID */
@@ -87,7 +88,10 @@ static void violation(struct extent_pass *pass, const char *rule, const char *pr
 	report_add(pass->check->report, rule, "%s: %s", cursor_name(pass->cursor, where), problem);
 }
 
-/* Checks that an extent's logical and device addresses follow those of the extents before. */
+/*
+ * Checks that an extent's logical and device addresses follow those of the extents before, and that
+ * it leaves the superblocks' places free.
+ */
 static void check_order(struct extent_pass *pass, const struct chunk *chunk, uint64_t logical,
 			uint64_t bytes)
 {
@@ -102,6 +106,15 @@ static void check_order(struct extent_pass *pass, const struct chunk *chunk, uin
 		report_add(pass->check->report, RULE_ORDER,
 			   "%s: device offset %" PRIu64 " does not follow %" PRIu64,
 			   cursor_name(pass->cursor, where), device, pass->device_end);
+	for (unsigned i = 0; i < SUPER_MIRRORS; i++) {
+		uint64_t mirror = super_mirror_offset(i);
+
+		if (device < mirror + SUPER_RESERVED_BYTES && device + bytes > mirror)
+			report_add(pass->check->report, RULE_SUPER_OVERLAP,
+				   "%s: at %" PRIu64
+				   " on the device, it is in the place of the superblock at %" PRIu64,
+				   cursor_name(pass->cursor, where), device, mirror);
+	}
 	pass->logical_end = logical + bytes;
 	pass->device_end = device + bytes;
 }

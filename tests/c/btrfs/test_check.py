@@ -13,17 +13,6 @@ from btrfs_ublk.seed.check import check_seed
 pytestmark = pytest.mark.usefixtures("sanitized_helpers")
 
 
-@pytest.fixture
-def seed(sparse_path: Path) -> Path:
-    """20 GiB in five chunks; all trees are one leaf each."""
-    path = sparse_path / "seed.img"
-    mkseed("--virtual-data-size=20G", "--chunk-size=4G", "--metadata-only", path)
-    return path
-
-
-# Healthy ones
-
-
 @pytest.mark.parametrize(
     ("profile", "metadata_only"), [("single", False), ("dup", True)]
 )
@@ -43,16 +32,9 @@ def test_seeds_are_clean(
     assert report.violations == () and report.notes == ()
     assert report.clean and report.seeding and report.strategy == "mega-extent"
     assert report.tree_blocks * 16384 == about["metadata_bytes"]
-    assert report.extents == report.references == report.tree_blocks + about["chunks"]
-
-
-# Other file systems, and what is in use
 
 
 @pytest.mark.parametrize("name", ["no-such-file", "."])
 def test_what_is_no_image_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(BtrfsUblkError):
         check_seed(tmp_path / name)
-
-
-# btrfs-progs, and the command line
