@@ -41,7 +41,6 @@ class BlockServer:
     ``front_end`` is "ublk", "fuse" (a loop device on a file of the server), or "auto":
     ublk where the kernel has it and survives its death. ``queues`` are threads; they,
     ``depth`` and ``max_io_bytes`` (largest request) default to the server's own choice.
-    ``cpus`` are those that threads may run on (default: all that the process may use).
     ``realtime``: they run before all normal threads (SCHED_RR), for latency on busy
     machines (docs/limits.md). ``page_cache``: those who read ``file`` directly use the
     page cache. ``unprivileged``: the device belongs to this user, who need not be root,
@@ -66,7 +65,6 @@ class BlockServer:
         realtime: bool = False,
         page_cache: bool = False,
         max_io_bytes: int | None = None,
-        cpus: Iterable[int] | None = None,
         unprivileged: bool = False,
         features: Iterable[str] = (),
         ready_timeout_s: float = READY_TIMEOUT_S,
@@ -86,7 +84,6 @@ class BlockServer:
             "queues": queues,
             "depth": depth,
             "max-io": max_io_bytes,
-            "cpus": None if cpus is None else ",".join(map(str, sorted(set(cpus)))),
         }
         self._ready_timeout_s = ready_timeout_s
         self._stop_timeout_s = stop_timeout_s
@@ -164,14 +161,6 @@ class BlockServer:
         if self._child is None:
             raise BtrfsUblkError("the block server does not run")
         return self._child.pid
-
-    @property
-    def placement(self) -> list[list[int]]:
-        """The CPUs that each serving thread may run on."""
-        if self._child is None:
-            raise BtrfsUblkError("the block server does not run")
-        placement: list[list[int]] = self._ready["placement"]
-        return placement
 
     def stats(self) -> ServerStats:
         """Statistics of the server so far. Raises BtrfsUblkError if it does not run or

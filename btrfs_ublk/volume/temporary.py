@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,7 +113,6 @@ def volume(
     queues: int | None = None,
     depth: int | None = None,
     realtime: bool = False,
-    cpus: Iterable[int] | None = None,
     read_ahead_bytes: int | None = DEFAULT_READ_AHEAD_BYTES,
     ready_timeout_s: float = READY_TIMEOUT_S,
     observe: Callable[[str, object], None] = lambda stage, thing: None,
@@ -126,10 +125,9 @@ def volume(
     of ``contents``. ``files`` are as for add_files(); without ``contents``, there is
     one LazySegment of 1 TiB, whose map and cache go as well. ``strategy``,
     "mega-extent" or "fallocate", makes the seed. Images go to a temporary directory
-    below ``parent``. ``front_end``, ``queues``, ``depth``, ``realtime``, ``cpus`` and
+    below ``parent``. ``front_end``, ``queues``, ``depth``, ``realtime`` and
     ``ready_timeout_s`` are as for BlockServer, ``read_ahead_bytes`` as for sprout().
-    ``observe(stage, thing)`` is
-    called at each stage: "seed" (a Seed), "server" (a BlockServer), "mapping" (a
+    ``observe(stage, thing)`` is called at each stage: "seed" (a Seed), "server" (a BlockServer), "mapping" (a
     PhysicalMap), "sprout" (a Sprout). Raises UsageError for files or contents that
     cannot be, Refused for a source that does not answer.
     """
@@ -166,7 +164,6 @@ def volume(
                     queues=queues,
                     depth=depth,
                     realtime=realtime,
-                    cpus=cpus,
                     ready_timeout_s=ready_timeout_s,
                     ledger=ledger,
                 )

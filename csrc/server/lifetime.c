@@ -69,8 +69,6 @@ int lifetime_announce(struct lifetime *lifetime)
 				  frontend->ops->withdraw != NULL);
 	int err = ready ? frontend->ops->describe(frontend, ready) : -ENOMEM;
 
-	if (!err && json_object_set_new(ready, "placement", placement_json(frontend->placement)))
-		err = -ENOMEM;
 	if (losses != json_text_losses())
 		err = -ENOMEM;
 	lifetime->subject.frontend = frontend;

@@ -12,10 +12,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include "base/cleanup.h"
-#include "base/cpulist.h"
 #include "base/error.h"
 #include "base/json_text.h"
 #include "base/message.h"
@@ -82,16 +82,6 @@ static int take_queues(const char *text, struct server_options *options)
 static int take_depth(const char *text, struct server_options *options)
 {
 	return take_unsigned("--depth", text, 1, MAX_DEPTH, &options->depth);
-}
-
-static int take_cpus(const char *text, struct server_options *options)
-{
-	int err = cpulist_parse(text, &options->cpus);
-
-	if (err)
-		msg_error("--cpus '%s' is not a list of CPUs such as 0-3,8%s", text,
-			  err == -ERANGE ? ": a number is too large" : "");
-	return err ? -EINVAL : 0;
 }
 
 static int take_max_io(const char *text, struct server_options *options)
@@ -211,9 +201,6 @@ static const struct row table[] = {
 	{ "queues", "N", take_queues, 0,
 	  "hardware queues, or threads on the file (default: one per\n"
 	  "CPU that this process may use, at most 4)" },
-	{ "cpus", "LIST", take_cpus, 0,
-	  "CPUs that serve, such as 0-3,8 (default: all that this\n"
-	  "process may use); a queue keeps to those that submit to it" },
 	{ "depth", "N", take_depth, 0,
 	  "requests in flight per queue, 1 to 1024 (default: ublk 64,\n"
 	  "fuse 16, with lazy segments 64, 96 in all queues)" },
@@ -327,29 +314,14 @@ static int take_help(const char *text, struct server_options *options)
 	exit(EXIT_OK);
 }
 
-static unsigned default_queues(const cpu_set_t *cpus)
+static unsigned default_queues(void)
 {
-	unsigned count = (unsigned)CPU_COUNT(cpus);
+	unsigned count = (unsigned)get_nprocs();
+	cpu_set_t cpus;
 
+	if (!sched_getaffinity(0, sizeof(cpus), &cpus))
+		count = (unsigned)CPU_COUNT(&cpus);
 	return count > DEFAULT_QUEUES ? DEFAULT_QUEUES : count;
-}
-
-/* All CPUs that this process may use, unless some were given. */
-static int settle_cpus(cpu_set_t *cpus)
-{
-	char text[CPULIST_TEXT_BYTES];
-	cpu_set_t usable, common;
-
-	if (sched_getaffinity(0, sizeof(usable), &usable))
-		return msg_fail(-EINVAL, "cannot tell which CPUs this process may use: %s",
-				strerror(errno));
-	if (!CPU_COUNT(cpus))
-		*cpus = usable;
-	CPU_AND(&common, cpus, &usable);
-	if (CPU_EQUAL(&common, cpus))
-		return 0;
-	return msg_fail(-EINVAL, "--cpus: this process may use only CPUs %s",
-			cpulist_format(&usable, text));
 }
 
 static int take_row(const struct row *row, struct server_options *options)
@@ -405,14 +377,12 @@ int server_options_parse(int argc, char **argv, struct server_options *options)
 	err = take_all(argc, argv, options);
 	if (!err)
 		err = server_options_check(options, argc - optind);
-	if (!err)
-		err = settle_cpus(&options->cpus);
 	if (err)
 		return err;
 	options->description = argv[optind];
 	if (options->recover_fd_count)
 		options->queues = options->recover_fd_count - 3;
 	else if (!options->queues)
-		options->queues = default_queues(&options->cpus);
+		options->queues = default_queues();
 	return 0;
 }

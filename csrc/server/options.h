@@ -2,7 +2,6 @@
 /* The command line of btrfs-ublk-server. */
 #pragma once
 
-#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -16,7 +15,6 @@ struct server_options {
 	unsigned queues;
 	unsigned depth;	       /* 0: the front end's default */
 	uint32_t max_io_bytes; /* 0: the front end's default */
-	cpu_set_t cpus;	       /* that threads may run on */
 	int id;		       /* -1: any */
 	uint64_t tag;
 	bool tag_given;

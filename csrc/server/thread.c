@@ -22,12 +22,24 @@ static int run_ahead(const struct thread *thread)
 	return err;
 }
 
+/* Keeps to `cpus`, as far as this process may use them. */
+static void choose_cpus(const struct thread *thread)
+{
+	cpu_set_t cpus;
+
+	if (sched_getaffinity(0, sizeof(cpus), &cpus))
+		return;
+	CPU_AND(&cpus, &cpus, &thread->cpus);
+	if (CPU_COUNT(&cpus))
+		sched_setaffinity(0, sizeof(cpus), &cpus);
+}
+
 static int thread_init(struct thread *thread)
 {
-	int err = -pthread_setaffinity_np(pthread_self(), sizeof(thread->cpus), &thread->cpus);
+	int err;
 
-	if (!err)
-		err = run_ahead(thread);
+	choose_cpus(thread);
+	err = run_ahead(thread);
 	if (!err)
 		err = sandbox_io_thread();
 	if (!err)

@@ -24,7 +24,7 @@ struct thread {
 	/* Set by the owner. */
 	const struct thread_ops *ops;
 	void *owner;
-	cpu_set_t cpus; /* CPUs to run on */
+	cpu_set_t cpus; /* to run on; none: on any */
 	bool realtime;	/* it has precedence over all that is not real-time (sandbox.h) */
 	int ended_fd;	/* eventfd, written when serve() has returned for whatever reason */
 

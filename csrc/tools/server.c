@@ -235,12 +235,10 @@ static int run(const struct server_options *options)
 {
 	_cleanup_close_ int signal_fd = lifetime_open_signals(options->control_fd >= 0);
 	const struct frontend_ops *ops = options->frontend ?: frontend_default();
-	struct placement placement;
 	struct engine engine;
 	struct frontend frontend = {
 		.ops = ops,
 		.engine = &engine,
-		.placement = &placement,
 		.wanted_id = options->id,
 		.tag = options->tag,
 		.realtime = options->realtime,
@@ -271,10 +269,7 @@ static int run(const struct server_options *options)
 	if (err)
 		return description_status(err);
 	set_sizes(&frontend, options);
-	/* Do this before the sandbox hides the files that it reads. */
-	err = placement_init(&placement, &options->cpus, PLACEMENT_NODES_PATH);
-	status = err ? failure_status(err) : run_loaded(&frontend, &lifetime);
-	placement_deinit(&placement);
+	status = run_loaded(&frontend, &lifetime);
 	engine_close(&engine);
 	return status;
 }

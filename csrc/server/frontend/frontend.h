@@ -10,7 +10,6 @@
 #include <sys/types.h>
 
 #include "server/engine.h"
-#include "server/placement.h"
 
 struct frontend_ops;
 
@@ -27,7 +26,6 @@ struct frontend {
 	/* Set by the caller. */
 	const struct frontend_ops *ops;
 	struct engine *engine;
-	struct placement *placement; /* for the threads */
 	bool realtime;		     /* threads have precedence over all that is not real-time */
 	bool page_cache;	     /* use the page cache for the file, if the device is a file */
 	bool unprivileged;	     /* the device belongs to the user of this process */

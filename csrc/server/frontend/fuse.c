@@ -294,10 +294,7 @@ static int start_queues(struct frontend *frontend)
 
 	for (unsigned i = 0; i < frontend->queues; i++) {
 		struct fuse_queue *queue = &fuse->queues[i];
-		/* Any thread may receive requests of any CPU. */
-		err = placement_choose(frontend->placement, &(cpu_set_t){}, &queue->thread.cpus);
-		if (err)
-			return err;
+
 		queue->index = (int)i;
 		queue->journal = &fuse->journal;
 		queue->allocator_fd = fuse->allocator.wake_fd;

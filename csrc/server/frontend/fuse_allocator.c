@@ -21,8 +21,6 @@ static bool meet_need(struct fuse_queue *queue)
 {
 	if (__atomic_load_n(&queue->need, __ATOMIC_ACQUIRE) != FUSE_NEED_RECORD)
 		return true;
-	/* Run on the queue's CPUs, so that the pages come from its NUMA node. */
-	pthread_setaffinity_np(pthread_self(), sizeof(queue->thread.cpus), &queue->thread.cpus);
 	if (fuse_record_fill(&queue->records, queue->wanted))
 		return false;
 	__atomic_store_n(&queue->need, FUSE_NEED_MET, __ATOMIC_RELEASE);
@@ -81,8 +79,6 @@ int fuse_allocator_start(struct fuse_allocator *allocator)
 
 	pthread_attr_init(&attributes);
 	pthread_attr_setstacksize(&attributes, STACK_BYTES);
-	pthread_attr_setaffinity_np(&attributes, sizeof(cpu_set_t),
-				    &allocator->queues->thread.cpus);
 	err = -pthread_create(&allocator->thread, &attributes, allocator_main, allocator);
 	pthread_attr_destroy(&attributes);
 	allocator->running = !err;

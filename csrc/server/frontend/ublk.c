@@ -190,7 +190,6 @@ static int start_queues(struct frontend *frontend)
 		return -ENOMEM;
 	for (unsigned i = 0; i < ublk->info.nr_hw_queues; i++) {
 		struct ublk_queue *queue = &ublk->queues[i];
-		cpu_set_t submitters;
 		int err;
 
 		*queue = (struct ublk_queue){
@@ -204,13 +203,13 @@ static int start_queues(struct frontend *frontend)
 			.thread = { .ended_fd = ublk->ended_fd, .realtime = frontend->realtime },
 			.worker = &frontend->engine->workers[i],
 		};
-		err = ublk_get_affinity(&ublk->control, ublk->info.dev_id, (uint16_t)i,
-					&submitters);
-		if (err)
-			CPU_ZERO(&submitters);
-		err = placement_choose(frontend->placement, &submitters, &queue->thread.cpus);
-		if (err)
-			return err;
+		/*
+		 * On all CPUs that submit to its queue: on a single one it would have to wait for
+		 * the very program that it answers, while the next CPU is idle.
+		 */
+		if (ublk_get_affinity(&ublk->control, ublk->info.dev_id, (uint16_t)i,
+				      &queue->thread.cpus))
+			CPU_ZERO(&queue->thread.cpus);
 		err = ublk_queue_start(queue);
 		if (err)
 			return msg_fail(err, "cannot start queue %u: %s", i, strerror(-err));
