@@ -20,7 +20,6 @@ from btrfs_ublk.base.urls import shown_value
 from btrfs_ublk.cli.map_options import (
     device_argument,
     map_option,
-    no_room_text,
     stats_lines,
 )
 from btrfs_ublk.cli.mirror_options import mirror_options, mirrors_of
@@ -37,7 +36,6 @@ from btrfs_ublk.content import (
 from btrfs_ublk.content.bulk import parse_bulk, parse_json
 from btrfs_ublk.content.digests import DEFAULT_UNIT_BYTES, parse_unit
 from btrfs_ublk.content.index import DEFAULT_SPACING_BYTES
-from btrfs_ublk.content.prefetch import Prefetch
 from btrfs_ublk.device import device_map
 from btrfs_ublk.errors import UsageError, why_unread
 from btrfs_ublk.units import exact_size, format_size, parse_size
@@ -330,42 +328,6 @@ def stats(device: str, path: str | None, as_json: bool) -> None:
         return
     for line in stats_lines(found):
         click.echo(line)
-
-
-@command.command()
-@device_argument
-@_start
-@_end
-@map_option
-@json_option
-def drain(
-    device: str, start: int, end: int | None, path: str | None, as_json: bool
-) -> int:
-    """Fetch what is mapped into the cache.
-
-    All of it, or a range; what the cache has no room for is not fetched. Exit status 1:
-    some of it could not be had, or has no room.
-    """
-    _check_range(start, end)
-    client = device_map(device, path=path)
-    with progress("fetching") as task:
-
-        def tell(now: Prefetch) -> None:
-            task.say(f"{format_size(now.fetched_bytes)} fetched")
-
-        drained = client.drain(start=start, end=end, progress=tell)
-    if as_json:
-        click.echo(json.dumps(vars(drained)))
-    else:
-        click.echo(
-            f"{format_size(drained.fetched_bytes)} fetched,"
-            f" {drained.cached_units} units were there,"
-            f" {drained.failed_units} units failed,"
-            f" for {drained.uncached_units} there was no room"
-        )
-        if drained.uncached_units:
-            click.echo(no_room_text(drained.holds_bytes))
-    return 0 if drained.is_complete else 1
 
 
 @command.command()

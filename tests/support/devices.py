@@ -48,29 +48,31 @@ TIMEOUT_S = 240.0
 _PAUSE_S = 0.002
 
 
-def device_command(
-    *arguments: str | Path, timeout_s: float = 400
+def any_command(
+    *arguments: str | Path, stdin: str | None = None, timeout_s: float = 120
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``btrfs-ublk device …``."""
+    """Run ``btrfs-ublk …``."""
     return subprocess.run(
-        [sys.executable, "-m", "btrfs_ublk.cli.main", "device", *map(str, arguments)],
+        [sys.executable, "-m", "btrfs_ublk.cli.main", *map(str, arguments)],
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=timeout_s,
     )
 
 
+def device_command(
+    *arguments: str | Path, timeout_s: float = 400
+) -> subprocess.CompletedProcess[str]:
+    """Run ``btrfs-ublk device …``."""
+    return any_command("device", *arguments, timeout_s=timeout_s)
+
+
 def map_command(
     *arguments: str | Path, stdin: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """Run ``btrfs-ublk map …``."""
-    return subprocess.run(
-        [sys.executable, "-m", "btrfs_ublk.cli.main", "map", *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return any_command("map", *arguments, stdin=stdin)
 
 
 def answer(*arguments: str | Path) -> Any:

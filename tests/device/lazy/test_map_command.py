@@ -7,9 +7,15 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.devices import description_file, device_command, map_command
+from support.devices import (
+    any_command,
+    description_file,
+    device_command,
+    map_command,
+)
 from support.needs import Need
 
 from btrfs_ublk.base.capabilities import FUSE, ROOT
@@ -27,6 +33,13 @@ def good(*arguments: str | Path, stdin: str = "") -> str:
     done = map_command(*arguments, stdin=stdin)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def prefetched() -> dict[str, Any]:
+    done = any_command("prefetch", NAME, "--all", "--json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 @pytest.fixture
@@ -75,7 +88,7 @@ def test_a_file_from_digest_to_drain(device: Path, data: Path, tmp_path: Path) -
     shown = json.loads(good("show", NAME, "2M", "--json"))
     assert shown["source"]["description"]["root"] == root
     assert "it.map" in good("stats", NAME) and "mirrors" in good("show", NAME, "2M")
-    drained = json.loads(good("drain", NAME, "--json"))
+    drained = prefetched()
     assert drained["state"] == "done"
     assert drained["fetched_units"] + drained["cached_units"] == drained["units"]
     assert drained["failed_units"] == 0
@@ -102,7 +115,7 @@ def test_a_compressed_file_from_index_to_drain(device: Path, tmp_path: Path) -> 
     padded = expected + bytes(length - len(expected))
     for offset in (length - 4096, MIB - 4096, 0):
         assert read_direct(device, offset, 4096) == padded[offset:][:4096]
-    assert json.loads(good("drain", NAME, "--json"))["failed_units"] == 0
+    assert prefetched()["failed_units"] == 0
     assert good("verify", NAME, "--ask") == "all is well\n"
     path.write_bytes(path.read_bytes()[:-1] + b"\1")
     assert read_direct(device, 0, length) == padded  # of the cache

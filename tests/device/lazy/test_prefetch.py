@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.devices import description_file, device_command
+from support.devices import any_command, description_file, device_command
 from support.needs import Need, Serve
 from support.sanitized_build import SANITIZER_ENVIRONMENT
 from support.waiting import wait_until
@@ -206,15 +206,6 @@ def test_drops_what_is_not_begun(server: BlockServer, origin: Origin) -> None:
     origin.go_on.set()
     assert len(origin.asked) <= 8
     assert until_over(client, client.prefetch()).is_complete
-
-
-def any_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "btrfs_ublk.cli.main", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.devices import abandon, attach_again, detach, enter
+from support.devices import abandon, any_command, attach_again, detach, enter
 from support.system_state import SystemState
 from support.waiting import wait_until
 
@@ -56,15 +56,6 @@ def leftovers(sparse_path: Path) -> Iterator[tuple[Path, Path]]:
     assert any(mount.target == Path(target) for mount in read_mountinfo())
     yield Path(target), Path(device)
     assert collect().is_clean
-
-
-def any_command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "btrfs_ublk.cli.main", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
 
 
 def results(**arguments: Any) -> list[tuple[str, str]]:
