@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * btrfs-ublk-add-device: adds a device to a mounted btrfs, in a process that nobody kills by
- * accident.
+ * accident: in a session of its own, which is nobody's child, ignores all other signals, and which
+ * the OOM killer spares.
  *
  * The kernel relocates the SYSTEM chunks of a mounted seed once the device is there. Relocation
  * gives up with -ECANCELED when the caller has a fatal signal pending, and
@@ -27,17 +28,9 @@
 
 static const char usage_text[] =
 	"Usage: " PROGRAM " DEVICE TARGET\n"
-	"\n"
 	"Add the block device DEVICE to the btrfs that is mounted at TARGET; what DEVICE\n"
-	"held is lost. A mounted seed becomes a sprout by that.\n"
-	"\n"
-	"The kernel stops the machine when a process is killed (SIGKILL) that adds a device\n"
-	"to a seed. So this is done by a process in a session of its own, which is nobody's\n"
-	"child, ignores all other signals, and which the OOM killer spares. It goes on when\n"
-	"this command is killed; descriptors that it inherits stay open until it has ended.\n"
-	"\n"
-	"  --help, --version\n"
-	"\n"
+	"held is lost. It goes on when this command is killed; descriptors that it inherits\n"
+	"stay open until it has ended.\n"
 	"Exit status: 0 done, 1 failed, 2 wrong usage.\n";
 
 /* Protects this process as far as it can; a failure is ignored. */

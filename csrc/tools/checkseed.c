@@ -13,16 +13,8 @@
 
 static const char help_text[] =
 	"Usage: " PROGRAM " inspect|check IMAGE\n"
-	"Look at a btrfs seed, or any btrfs of one device, in a file or on a block device\n"
-	"that is not mounted, and print a line of JSON. Nothing is written.\n"
-	"\n"
-	"  inspect      its layout: sizes, flags, chunks, the file of virtual data\n"
-	"  check        check what has to hold of a seed: superblocks, trees and checksums,\n"
-	"               the mapping of virtual data. What has to hold of any btrfs is left to\n"
-	"               `btrfs check`\n"
-	"\n"
-	"  --help, --version\n"
-	"\n"
+	"Print the layout of a btrfs that is not mounted, or what a seed violates, as a line\n"
+	"of JSON, as `btrfs-ublk seed` explains it.\n"
 	"Exit status: 0 all is well, 1 a violation was found or IMAGE cannot be read, 2\n"
 	"wrong usage.\n";
 

@@ -18,35 +18,10 @@
 
 static const char help_text[] =
 	"Usage: " PROGRAM " [OPTION]... OUTPUT\n"
-	"Write a btrfs seed whose one file consists of virtual data: its blocks are not\n"
-	"in the image but come from a block device server. A plain mount does not show\n"
-	"that file, but a subvolume beside it. Prints a line of JSON. Needs no privileges.\n"
-	"\n"
-	"  --virtual-data-size SIZE     size of that file, 4M to 8E less 516G, in steps\n"
-	"                               of 4K (default: 4E)\n"
-	"  --virtual-data-filename NAME its name in the top-level subvolume\n"
-	"                               (default: " DEFAULT_NAME ")\n"
-	"  --chunk-size SIZE            length of its chunks, a multiple of 4G up to 255T\n"
-	"                               (default: 255T; kernels refuse longer ones)\n"
-	"  --metadata-profile PROFILE   single, or dup: metadata twice on the device;\n"
-	"                               sprouts inherit it (default: single)\n"
-	"  --inherit-nodatasum on|off   whether new files have no checksums, as those\n"
-	"                               must be that take clones of virtual data; off:\n"
-	"                               such files need chattr +C (default: off)\n"
-	"  --label LABEL                label of the file system, up to 255 bytes\n"
-	"  --metadata-only              end the file after the last byte that a block\n"
-	"                               server has to store; else it is sparse and of the\n"
-	"                               device's full size: a loop device over it mounts\n"
-	"  --force                      replace OUTPUT if it is a regular file\n"
-	"  --help, --version\n"
-	"\n"
-	"For images that are the same byte for byte:\n"
-	"  --fsid UUID                  UUID of the file system (default: random)\n"
-	"  --time SECONDS               of all timestamps, since 1970\n"
-	"                               (default: $SOURCE_DATE_EPOCH, or now)\n"
-	"  --device-uuid UUID           of its device (default: derived from the fsid)\n"
-	"\n"
-	"SIZE is a number of bytes, or one with a binary unit: 4096K, 275G, 4E.\n"
+	"Write a btrfs seed, and print a line of JSON. Options, but for --metadata-profile\n"
+	"single|dup and --inherit-nodatasum on|off, are those of `btrfs-ublk seed create`,\n"
+	"whose --help explains them: --virtual-data-size, --virtual-data-filename,\n"
+	"--chunk-size, --label, --fsid, --device-uuid, --time, --metadata-only, --force.\n"
 	"Exit status: 0 done, 1 failed, 2 wrong usage. OUTPUT appears when complete.\n";
 
 static int parse_size(const char *option, const char *text, void *bytes)
@@ -234,18 +209,6 @@ static const struct {
 /* NB: beyond what a byte holds, as getopt tells unknown short options by their letter. */
 enum { ROWS = sizeof(rows) / sizeof(*rows), FIRST = 256, HELP = FIRST + ROWS, VERSION };
 
-/* getopt only tells that an option is wrong; explain why. */
-static void report_bad_option(int id, const char *argument)
-{
-	if (id == ':')
-		msg_error("%s needs a value", argument);
-	else if (optopt >= FIRST)
-		msg_error("%s: this option takes no value", argument);
-	else
-		msg_error("%s: no such option, or not a whole one", argument);
-	hint_usage();
-}
-
 int options_parse(struct options *options, int argc, char **argv)
 {
 	struct option long_options[ROWS + 3] = {
@@ -268,21 +231,13 @@ int options_parse(struct options *options, int argc, char **argv)
 			  .label = "",
 			  .time = -1 },
 	};
-	opterr = 0;
-	for (;;) {
-		int index = optind;
-
-		id = getopt_long(argc, argv, ":", long_options, NULL);
-		if (id < 0)
-			break;
+	while ((id = getopt_long(argc, argv, "", long_options, NULL)) >= 0) {
 		if (id == HELP)
 			return print_help(help_text);
 		if (id == VERSION)
 			return print_version();
-		if (id == '?' || id == ':') {
-			report_bad_option(id, optind > index ? argv[optind - 1] : argv[optind]);
-			return EXIT_USAGE;
-		}
+		if (id == '?') /* getopt has printed the error */
+			return hint_usage();
 		if (rows[id - FIRST].parse(rows[id - FIRST].name, optarg,
 					   (char *)options + rows[id - FIRST].field))
 			return EXIT_USAGE;

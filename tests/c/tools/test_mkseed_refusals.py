@@ -36,8 +36,6 @@ BAD_USAGE: dict[str, tuple[list[str | bytes], str]] = {
     "time": (["--time=yesterday", "o"], "not a time"),
     "long chunk": (["--chunk-size=256T", "o"], "multiple of 4 GiB"),
     "many chunks": (["--chunk-size=4G", "o"], "the limit is 262144"),
-    "unknown option": (["--frobnicate", "o"], "--frobnicate"),
-    "missing value": (["o", "--label"], "--label needs a value"),
     "empty output": ([""], "OUTPUT is missing"),
 }
 
