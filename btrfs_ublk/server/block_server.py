@@ -42,8 +42,7 @@ class BlockServer:
     ublk where the kernel has it and survives its death. ``queues`` are threads; they,
     ``depth`` and ``max_io_bytes`` (largest request) default to the server's own choice.
     ``realtime``: they run before all normal threads (SCHED_RR), for latency on busy
-    machines (docs/limits.md). ``page_cache``: those who read ``file`` directly use the
-    page cache. ``unprivileged``: the device belongs to this user, who need not be root,
+    machines (docs/limits.md). ``unprivileged``: the device belongs to this user, who need not be root,
     and the server lacks what protects it from its own device (docs/features.md).
     ``features`` of the ublk driver are required, such as "auto-buf-reg", which is only
     used if asked for.
@@ -63,7 +62,6 @@ class BlockServer:
         queues: int | None = None,
         depth: int | None = None,
         realtime: bool = False,
-        page_cache: bool = False,
         max_io_bytes: int | None = None,
         unprivileged: bool = False,
         features: Iterable[str] = (),
@@ -77,7 +75,6 @@ class BlockServer:
         self._features = list(features)
         self._flags = {
             "realtime": realtime,
-            "page-cache": page_cache,
             "unprivileged": unprivileged,
         }
         self._options = {

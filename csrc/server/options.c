@@ -221,9 +221,6 @@ static const struct row table[] = {
 	{ "via", "JSON", take_via, 0,
 	  "caches in front of hosts, for lazy segments: a list of\n"
 	  "{\"for\": PATTERN, \"caches\": [URL, ...], \"plain\": false}" },
-	{ "page-cache", NULL, OPTION(page_cache),
-	  "fuse: those who read the file itself, no loop device, do so\n"
-	  "through the page cache" },
 	{ "unprivileged", NULL, OPTION(unprivileged),
 	  "ublk: the device is of this user, who need not be root. The\n"
 	  "server then stays in its mount namespace, locks no more\n"

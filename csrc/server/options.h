@@ -21,7 +21,6 @@ struct server_options {
 	int control_fd; /* -1: none */
 	int listen_fd;	/* -1: none */
 	bool realtime;
-	bool page_cache;
 	bool unprivileged;
 	enum recovery_mode recovery;
 	int recover_id; /* -1: none */

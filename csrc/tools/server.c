@@ -242,7 +242,6 @@ static int run(const struct server_options *options)
 		.wanted_id = options->id,
 		.tag = options->tag,
 		.realtime = options->realtime,
-		.page_cache = options->page_cache,
 		.unprivileged = options->unprivileged,
 		.recovery = options->recovery,
 		.recover_id = options->recover_id,

@@ -194,7 +194,6 @@ static int fuse_open(struct frontend *frontend)
 	if (fuse->recovery == RECOVERY_AUTO)
 		fuse->recovery = RECOVERY_REISSUE;
 	fuse->export.engine = frontend->engine;
-	fuse->export.page_cache = frontend->page_cache;
 	clock_gettime(CLOCK_REALTIME, &fuse->export.time);
 	snprintf(fuse->export.name, sizeof(fuse->export.name), "btrfs-ublk-%016llx",
 		 (unsigned long long)frontend->tag);

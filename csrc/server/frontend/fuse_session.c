@@ -102,9 +102,8 @@ static void on_open(fuse_req_t request, fuse_ino_t inode, struct fuse_file_info 
 		fuse_reply_err(request, EROFS);
 		return;
 	}
-	/* By default, no page cache: that of the block device, or of btrfs, is enough. */
-	file->direct_io = !export->page_cache;
-	file->keep_cache = export->page_cache;
+	/* No page cache: that of the block device, or of btrfs, is enough. */
+	file->direct_io = 1;
 	file->noflush = 1;
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 15)
 	file->parallel_direct_writes = 1;

@@ -15,7 +15,6 @@ enum { FUSE_FILE_INODE = 2 }; /* the root's is 1 */
 struct fuse_export {
 	const struct engine *engine;
 	uint32_t max_io_bytes;
-	bool page_cache;      /* processes that open it use the page cache */
 	struct timespec time; /* of the file */
 	char name[32];	      /* of the file */
 	unsigned opened;      /* atomic: number of opens */

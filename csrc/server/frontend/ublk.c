@@ -67,10 +67,6 @@ static int ublk_open(struct frontend *frontend)
 	if (frontend->depth > MAX_DEPTH)
 		return msg_fail(-EINVAL, "queue depth %u is over the limit of %d", frontend->depth,
 				MAX_DEPTH);
-	if (frontend->page_cache)
-		return msg_fail(
-			-EINVAL,
-			"--page-cache is of fuse: the kernel caches what block devices hold");
 	if (frontend->recover_fd_count)
 		return msg_fail(
 			-EINVAL,
