@@ -22,18 +22,16 @@ from btrfs_ublk.cli.map_options import (
     map_option,
     stats_lines,
 )
-from btrfs_ublk.cli.mirror_options import mirror_options, mirrors_of
+from btrfs_ublk.cli.mirror_options import mirror_options, mirrors_of, parse_json
 from btrfs_ublk.content import (
     Added,
     Addition,
     Mapping,
-    Room,
     SourceKeys,
     digest_file,
     digest_indexed,
     make_index,
 )
-from btrfs_ublk.content.bulk import parse_bulk, parse_json
 from btrfs_ublk.content.digests import DEFAULT_UNIT_BYTES, parse_unit
 from btrfs_ublk.content.index import DEFAULT_SPACING_BYTES
 from btrfs_ublk.device import device_map
@@ -109,16 +107,6 @@ def command() -> None:
     type=PathType(),
     help="A file of `map index`, which the server reads.",
 )
-@click.option(
-    "--bulk",
-    type=PathType(),
-    help="Lines of JSON instead (- is standard input): a source's description, or a"
-    " mapping, [OFFSET or null, LENGTH or null, SOURCE, SOURCE_OFFSET], where SOURCE"
-    " counts the sources of the file from 0. All are added, or none.",
-)
-@click.option("--start", type=SizeType(), help="The lowest place auto may choose.")
-@click.option("--end", type=SizeType(), help="The end of what auto may choose.")
-@click.option("--alignment", type=SizeType(), help="Alignment of what auto chooses.")
 @map_option
 @json_option
 @click.pass_context
@@ -126,12 +114,8 @@ def add(
     ctx: click.Context,
     /,
     device: str,
-    bulk: Path | None,
     path: str | None,
     as_json: bool,
-    start: int | None,
-    end: int | None,
-    alignment: int | None,
     **options: Any,
 ) -> None:
     """Map a range of the virtual data to a source.
@@ -143,24 +127,11 @@ def add(
     """
     mirrors = mirrors_of(ctx)
     client = device_map(device, path=path)
-    if bulk is not None:
-        given = [name for name, value in options.items() if _is_given(ctx, name, value)]
-        if mirrors or given:
-            raise UsageError("--bulk says all: no other sources, offsets or lengths")
-        sources, additions = parse_bulk(_read(bulk), where=str(bulk))
-    else:
-        sources = [_source(mirrors, options)]
-        additions = [_addition(options)]
-    _check_range(start, end)
-    room = Room(start=start, end=end, alignment=alignment)
+    sources = [_source(mirrors, options)]
+    additions = [_addition(options)]
     sources = client.resolve(sources, resolved=say_resolved)
-    added = client.add(sources, additions, room=room)
+    added = client.add(sources, additions)
     _print_added(added, as_json)
-
-
-def _is_given(ctx: click.Context, name: str, value: object) -> bool:
-    source = ctx.get_parameter_source(name)
-    return value is not None and source is not click.core.ParameterSource.DEFAULT
 
 
 def _source(mirrors: list[SourceKeys], options: dict[str, Any]) -> SourceKeys:
@@ -168,8 +139,7 @@ def _source(mirrors: list[SourceKeys], options: dict[str, Any]) -> SourceKeys:
     if (source_path is None) == (not mirrors):
         raise UsageError(
             "one source is needed",
-            hint="--file, --url, --url-file, --s3, --oci, --mirror, --memset or"
-            " --pattern; or --source",
+            hint="--file, --url, --url-file, --s3, --oci or --mirror; or --source",
         )
     if source_path is None:
         source: SourceKeys = mirrors[0] if len(mirrors) == 1 else {"mirrors": mirrors}
@@ -206,13 +176,9 @@ def _print_added(added: list[Added], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([vars(one) for one in added]))
         return
-    if len(added) <= 20:
-        for one in added:
-            words = "already mapped" if one.existed else "mapped"
-            click.echo(f"{one.offset} {one.length} {words}")
-        return
-    existed = sum(one.existed for one in added)
-    click.echo(f"{len(added)} mappings, {existed} of them were there already")
+    for one in added:
+        words = "already mapped" if one.existed else "mapped"
+        click.echo(f"{one.offset} {one.length} {words}")
 
 
 @command.command("list")

@@ -5,16 +5,16 @@ Secrets are never among them: they are in files that the server reads.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from btrfs_ublk.base.entry import CountType, PathType, stacked
+from btrfs_ublk.base.entry import PathType, stacked
 from btrfs_ublk.base.hosts import check_cache
 from btrfs_ublk.content import SourceKeys
-from btrfs_ublk.content.bulk import parse_json
 from btrfs_ublk.content.oci import parse_image
 from btrfs_ublk.errors import UsageError
 
@@ -41,11 +41,17 @@ def _mirror(
 
     def add(ctx: click.Context, _param: click.Parameter, given: Any) -> None:
         mirrors = ctx.ensure_object(list)
-        if not isinstance(given, tuple):  # of an option that is not repeated
-            given = () if given is None or given is False else (given,)
         mirrors += [make(value) for value in given]
 
     return click.option(name, callback=add, expose_value=False, help=help, **more)
+
+
+def parse_json(text: str, where: str) -> Any:
+    """Parse JSON; ``where`` names it in errors. Raises UsageError."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{where}: not valid JSON: {error}") from error
 
 
 def _any(text: str) -> SourceKeys:
@@ -116,22 +122,10 @@ mirror_options = stacked(
     _mirror(
         "--mirror",
         _any,
-        'Any kind, with any keys: {"kind": …}.',
+        'Any kind, with any keys: {"kind": …}; computed ones are "memset" (with "byte")'
+        ' and "pattern" (each 8 bytes hold their offset).',
         multiple=True,
         metavar="JSON",
-    ),
-    _mirror(
-        "--memset",
-        lambda byte: {"kind": "memset", "byte": byte},
-        "One byte repeated.",
-        type=CountType(0, 255),
-        metavar="BYTE",
-    ),
-    _mirror(
-        "--pattern",
-        lambda _: {"kind": "pattern"},
-        "Each aligned 8 bytes hold their offset.",
-        is_flag=True,
     ),
     click.option("--endpoint", metavar="URL", help="URL of the S3 store.  [Amazon's]"),
     click.option(

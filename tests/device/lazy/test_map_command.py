@@ -122,11 +122,12 @@ def test_a_compressed_file_from_index_to_drain(device: Path, tmp_path: Path) -> 
 
 
 def test_other_sources_and_a_restart(device: Path, data: Path, tmp_path: Path) -> None:
-    good("add", NAME, "--memset", "97", "--size", "1M", "--offset", "0")
-    good("add", NAME, "--pattern", "--size", "1G", "--length", "1M")
+    memset, pattern = '{"kind": "memset", "byte": 97}', '{"kind": "pattern"}'
+    good("add", NAME, "--mirror", memset, "--size", "1M", "--offset", "0")
+    good("add", NAME, "--mirror", pattern, "--size", "1G", "--length", "1M")
     source = tmp_path / "source.json"
     source.write_text(json.dumps({"kind": "file", "path": str(data)}))
-    good("add", NAME, "--source", source, "--alignment", "64M", "--length", "3M")
+    good("add", NAME, "--source", source, "--offset", "64M", "--length", "3M")
     mirrors = (
         "--file",
         "/nowhere",
@@ -134,7 +135,7 @@ def test_other_sources_and_a_restart(device: Path, data: Path, tmp_path: Path) -
         json.dumps({"kind": "file", "path": str(data)}),
     )
     size = str(data.stat().st_size)
-    good("add", NAME, *mirrors, "--size", size, "--start", "128M")
+    good("add", NAME, *mirrors, "--size", size, "--offset", "128M")
     assert read_direct(device, 0, 4096) == b"a" * 4096
     assert read_direct(device, MIB + 8, 0) == b""
     assert read_direct(device, MIB, 4096)[8:16] == (8).to_bytes(8, "little")
@@ -148,25 +149,6 @@ def test_other_sources_and_a_restart(device: Path, data: Path, tmp_path: Path) -
     done = device_command("recover", NAME)
     assert done.returncode == 0, done.stderr
     assert good("list", NAME) == before
-
-
-def test_bulk(device: Path) -> None:
-    lines = [json.dumps({"kind": "memset", "size": GIB, "byte": 7})]
-    lines += [json.dumps([None, 4096, 0, 4096 * number]) for number in range(3000)]
-    said = good("add", NAME, "--bulk", "-", stdin="\n".join(lines))
-    assert said == "3000 mappings, 0 of them were there already\n"
-    said = good("add", NAME, "--bulk", "-", "--json", stdin="\n".join(lines))
-    assert [x["offset"] for x in json.loads(said)] == [4096 * x for x in range(3000)]
-    assert all(x["existed"] for x in json.loads(said))
-    done = map_command(
-        "add", NAME, "--bulk", "-", stdin=lines[0] + "\n[0, 4096, 0, 4096]"
-    )
-    assert done.returncode == 1 and "are mapped already" in done.stderr
-    several = "\n".join([*lines[:2], "[0, 4096, 0, 4096]"])
-    done = map_command("add", NAME, "--bulk", "-", stdin=several)
-    assert "error: mapping 1 (counted from 0): 4096 bytes" in done.stderr
-    done = map_command("add", NAME, "--bulk", "-", stdin="[1]")
-    assert done.returncode == 2 and "line 1" in done.stderr, done.stderr
 
 
 def test_a_socket_that_is_a_symbolic_link(device: Path, tmp_path: Path) -> None:
