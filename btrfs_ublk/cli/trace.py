@@ -76,9 +76,9 @@ def record(
     For example: btrfs-ublk trace record NAME -o boot.trace --until-idle 10
     """
     client = device_map(device, path=path)
-    number, unit = client.trace_start(limit=limit)
+    number = client.trace_start(limit=limit)
     try:
-        units, lost = _record_into(output, client, number, unit, for_s, idle_s)
+        units, lost = _record_into(output, client, number, for_s, idle_s)
     except BtrfsUblkError:
         with suppress(BtrfsUblkError):  # it may have ended, or its server
             client.trace_read(number, 0, stop=True)
@@ -99,7 +99,6 @@ def _record_into(
     output: Path,
     client: MapClient,
     number: int,
-    unit: int | None,
     for_s: float | None,
     idle_s: float | None,
 ) -> tuple[int, int]:
@@ -111,7 +110,7 @@ def _record_into(
         raise UsageError(f"{output}: {why}") from error
     try:
         with file:
-            recording = Recording(client, number, unit, TraceWriter(file))
+            recording = Recording(client, number, TraceWriter(file))
             return _record(recording, for_s, idle_s)
     except OSError as error:
         raise BtrfsUblkError(

@@ -153,34 +153,9 @@ class MapClient:
             keys = where | {"sources": plain, "mappings": rows}
             if len(json.dumps(keys)) < _INLINE_BYTES:
                 reply = self._request("map-add", blamed, timeout_s=timeout_s, **keys)
-                said = reply.get("sizes", ())
-                return self._sized(plain, additions, reply["added"], said)
-        answers, said = self._add_in_file(plain, rows, where, timeout_s, blamed)
-        return self._sized(plain, additions, answers, said)
-
-    def _sized(
-        self,
-        sources: Sequence[SourceKeys],
-        additions: Sequence[Addition],
-        answers: Iterable[tuple[int, bool, int]],
-        said: Sequence[int],
-    ) -> list[Added]:
-        """``said`` are the sizes of their sources. A server of version 0.1.0 says none,
-        and is asked for each that its description does not have."""
-        sizes = {
-            number: source["size"]
-            for number, source in enumerate(sources)
-            if isinstance(source.get("size"), int)
-        }
-        sizes |= {x.source: y for x, y in zip(additions, said, strict=False)}
-        made = []
-        for addition, (offset, existed, length) in zip(additions, answers, strict=True):
-            if length and addition.source not in sizes:
-                shown = self.show(offset=offset)["source"]
-                sizes[addition.source] = shown["size"]
-            left = sizes.get(addition.source, 0) - addition.source_offset
-            made.append(Added(offset, existed, length, max(0, min(length, left))))
-        return made
+                return _added(additions, reply["added"], reply["sizes"])
+        answers, sizes = self._add_in_file(plain, rows, where, timeout_s, blamed)
+        return _added(additions, answers, sizes)
 
     def resolve(
         self,
@@ -229,16 +204,16 @@ class MapClient:
             for line in (*sources, *rows):
                 file.write(json.dumps(line).encode() + b"\n")
             file.flush()
-            reply = self._request(
+            self._request(
                 "map-add", blamed, fd=fd, timeout_s=timeout_s, in_file=True, **where
             )
             count = len(rows)
             answers = os.pread(fd, count * _ROW.size, 0)
-            said = os.pread(fd, count * 8 if reply.get("sizes") else 0, len(answers))
+            sizes = os.pread(fd, count * 8, len(answers))
         return [
             (word & ~1, bool(word & 1), length)
             for word, length in _ROW.iter_unpack(answers)
-        ], struct.unpack(f"<{len(said) // 8}Q", said)
+        ], struct.unpack(f"<{count}Q", sizes)
 
     def list(self, *, start: int = 0, end: int | None = None) -> Iterator[Mapping]:
         """List the mappings that overlap [start, end), in order."""
@@ -359,18 +334,11 @@ class MapClient:
         """End the running prefetch, if there is one. Drops what has not begun."""
         return Prefetch.parse(self._request("prefetch-cancel")["prefetch"])
 
-    def trace_start(self, *, limit: int | None = None) -> tuple[int, int | None]:
-        """Record first reads of at most ``limit`` units. Returns the recording's id,
-        and how many bytes a unit of it has; None: those of its source, with a server
-        of version 0.1.0."""
+    def trace_start(self, *, limit: int | None = None) -> int:
+        """Record first reads of at most ``limit`` blocks of BLOCK_BYTES. Returns the
+        recording's id."""
         keys = _without_none({"limit": limit})
-        try:
-            reply = self._request("trace-start", unit=BLOCK_BYTES, **keys)
-        except UsageError as error:
-            if 'unknown key "unit"' not in error.message:
-                raise
-            reply = self._request("trace-start", **keys)  # by a server of 0.1.0
-        return int(reply["id"]), reply.get("unit")
+        return int(self._request("trace-start", unit=BLOCK_BYTES, **keys)["id"])
 
     def trace_read(
         self, recording: int, at: int, *, stop: bool = False
@@ -406,6 +374,18 @@ class MapClient:
             if error.errno == "EINVAL":
                 raise UsageError(error.message, hint=error.hint) from error
             raise
+
+
+def _added(
+    additions: Sequence[Addition],
+    answers: Iterable[tuple[int, bool, int]],
+    sizes: Iterable[int],
+) -> list[Added]:
+    """``sizes`` are those of the additions' sources."""
+    return [
+        Added(*answer, max(0, min(answer[2], size - addition.source_offset)))
+        for addition, answer, size in zip(additions, answers, sizes, strict=True)
+    ]
 
 
 def _without_none(keys: dict[str, Any]) -> dict[str, Any]:

@@ -27,8 +27,7 @@ class Prefetch:
     uncached_units: int
     fetched_bytes: int
     bytes_per_s: int
-    #: 0 if the server has version 0.1.0.
-    holds_bytes: int = 0
+    holds_bytes: int
     percent: float
     seconds: float
 
@@ -53,5 +52,4 @@ class Prefetch:
         """Parse a part of a reply or of statistics. None: there was no prefetch."""
         if found is None:
             return None
-        names = (item.name for item in fields(cls))
-        return cls(**{name: found[name] for name in names if name in found})
+        return cls(**{item.name: found[item.name] for item in fields(cls)})

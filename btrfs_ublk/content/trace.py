@@ -16,6 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import UsageError, why_unread
+from btrfs_ublk.units import BLOCK_BYTES
 
 if TYPE_CHECKING:
     from btrfs_ublk.content.maps import MapClient
@@ -139,12 +140,9 @@ class TraceWriter:
 class Recording:
     """A recording that a server makes, being written to a file."""
 
-    def __init__(
-        self, client: MapClient, number: int, unit: int | None, writer: TraceWriter
-    ) -> None:
+    def __init__(self, client: MapClient, number: int, writer: TraceWriter) -> None:
         self._client = client
         self._number = number
-        self._unit = unit
         self._writer = writer
 
     def take(self, *, stop: bool = False) -> int:
@@ -171,7 +169,7 @@ class Recording:
         found = TraceSource.describe(
             self._client.show(source=source)["source"]["description"]
         )
-        return found if self._unit is None else replace(found, unit=self._unit)
+        return replace(found, unit=BLOCK_BYTES)
 
 
 def _runs(reads: Iterable[tuple[int, int, int]]) -> Iterator[Reads]:

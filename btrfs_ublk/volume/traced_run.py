@@ -30,7 +30,7 @@ def trace_run(image: str, words: Sequence[str], work: Path) -> Trace:
         stack.callback(down_volume, name, base=base)
         client = device_map(name)
         with path.open("w") as file:
-            recording = Recording(client, *client.trace_start(), TraceWriter(file))
+            recording = Recording(client, client.trace_start(), TraceWriter(file))
             status = run_in_image(name, words, base=base)
             recording.finish()
     if status:
