@@ -28,7 +28,7 @@ from btrfs_ublk.seed.check import (
     check_seed,
     check_with_progs,
 )
-from btrfs_ublk.seed.inspect import SeedLayout, inspect_seed
+from btrfs_ublk.seed.inspect import inspect_seed
 from btrfs_ublk.server import LazySegment
 from btrfs_ublk.units import format_size, parse_block_size
 
@@ -184,65 +184,37 @@ def inspect(path: Path, as_json: bool) -> None:
     """Print the layout of a seed, or of any btrfs.
 
     Sizes, flags, chunks, strategy, virtual data, of a btrfs that is on one device. PATH
-    is an image, or a device that is not mounted.
+    is an image, or a device that is not mounted. --json has exact numbers.
     """
     layout = inspect_seed(path)
     if as_json:
         click.echo(json.dumps(layout.to_dict()))
         return
-    for name, value in _described(layout):
-        click.echo(f"  {name:13} {_printable(value)}" if name else _printable(value))
+    for line in _described(layout.to_dict()):
+        click.echo(line)
 
 
-def _described(layout: SeedLayout) -> Iterator[tuple[str, str]]:
-    device, image = layout.device_bytes, layout.file_bytes
-    kind = "seed" if layout.seeding else "file system"
-    yield "", f"{layout.path}: btrfs {kind} {layout.fsid}"
-    if layout.label:
-        yield "label", layout.label
-    yield "device", f"{layout.device_uuid}, {format_size(device)} ({device} bytes)"
-    if image != device:
-        yield "image", f"ends at {format_size(image)} ({image} bytes)"
-    yield "strategy", layout.strategy
-    yield "flags", " ".join(layout.flags) or "none"
-    yield "incompat", " ".join(layout.incompat_flags) or "none"
-    yield "compat_ro", " ".join(layout.compat_ro_flags) or "none"
-    nodes = format_size(layout.node_bytes)
-    generation = f"generation {layout.generation}"
-    yield "format", f"{generation}, nodes of {nodes}, {layout.checksum}"
-    mounted = f"mounted by default: {layout.default_subvolume}"
-    yield "subvolumes", f"{layout.subvolumes}; {mounted}"
-    for chunk in layout.chunks:
-        sizes = format_size(chunk.longest_bytes)
-        if chunk.shortest_bytes != chunk.longest_bytes:
-            sizes += f" down to {format_size(chunk.shortest_bytes)}"
-        what = f"{chunk.count} {chunk.type} {chunk.profile}"
-        yield "chunks", f"{what} of {sizes}, {format_size(chunk.total_bytes)} in all"
-    data = (
-        f"{layout.data_extents} data extents, {format_size(layout.data_extent_bytes)}"
-    )
-    used = format_size(layout.used_bytes)
-    yield "in use", f"{used}: {data}; {layout.tree_blocks} tree blocks"
-    sums = "without" if layout.new_files_nodatasum else "with"
-    yield "new files", f"{sums} checksums"
-    file = layout.virtual_data
-    if file is None:
-        yield "virtual data", "none found"
-        return
-    size = f"{format_size(file.size)} ({file.size} bytes)"
-    yield "virtual data", f"{file.filename}: inode {file.inode}, {size}"
-    if file.extents:
-        begin = f"from device offset {file.device_offset}"
-        yield "extents", f"{file.extents} {begin}"
-    if file.preallocated_extents:
-        text = f"{file.preallocated_extents} of them: these read as zeroes"
-        yield "preallocated", text
-    yield "file flags", " ".join(file.flags) or "none"
+def _described(found: dict[str, Any]) -> Iterator[str]:
+    """Describe a layout, or a part of it, a line for each key."""
+    for name, value in found.items():
+        parts = value if name == "chunks" else [value]
+        for part in parts:
+            text = _text(name, part)
+            # Texts from an image must not move the cursor or set colours of a terminal.
+            yield f"{name.replace('_', ' '):20} " + re.sub(
+                r"[\0-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", text
+            )
 
 
-def _printable(text: str) -> str:
-    """Texts from an image must not move the cursor or set colours of a terminal."""
-    return re.sub(r"[\0-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", text)
+def _text(name: str, value: Any) -> str:
+    match value:
+        case dict():
+            return ", ".join(f"{key} {_text(key, x)}" for key, x in value.items())
+        case list() | tuple():
+            return " ".join(map(str, value)) or "none"
+        case int() if name.endswith("bytes") or name == "size":
+            return format_size(value)
+    return "none" if value is None else str(value)
 
 
 @command.command()
