@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from btrfs_ublk.base.exports import exporter
 
 if TYPE_CHECKING:
-    from btrfs_ublk.physmap.columns import Columns
     from btrfs_ublk.physmap.physical_map import ContiguousRun, PhysicalMap
     from btrfs_ublk.physmap.rows import MappingError, MapRow
 else:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple, Self
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Self, overload
 
 from btrfs_ublk.base.helpers import MAP_PHYSICAL, helper_path
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.process import run
 from btrfs_ublk.physmap import rules
-from btrfs_ublk.physmap.columns import Columns
-from btrfs_ublk.physmap.rows import REGULAR, MappingError
+from btrfs_ublk.physmap.rows import REGULAR, MappingError, MapRow, parse_rows
 
 #: The share of a file in several runs that the largest one must have.
 CONTIGUOUS_PERCENT = 80
@@ -25,12 +25,25 @@ class ContiguousRun(NamedTuple):
     size_bytes: int
 
 
-class PhysicalMap(Columns):
+class PhysicalMap(Sequence[MapRow]):
     """The places of a file's bytes: a sequence of MapRow, with assertions, which raise
     MappingError with the first row that breaks a rule.
     """
 
-    __slots__ = ()
+    def __init__(self, rows: Iterable[MapRow]) -> None:
+        self._rows = tuple(rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> MapRow: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[MapRow]: ...
+
+    def __getitem__(self, index: int | slice) -> MapRow | Sequence[MapRow]:
+        return self._rows[index]
 
     @classmethod
     def read(cls, path: StrPath, *, timeout_s: float = _READ_TIMEOUT_S) -> Self:
@@ -50,33 +63,42 @@ class PhysicalMap(Columns):
                 keep_open_fds=[fd],
             )
             file.seek(0)
-            return cls.parse_binary(file.read())
+            return cls(parse_rows(file.read()))
 
     def assert_plain(self) -> None:
         """All rules hold, for device 1 and 4 KiB blocks: see rules.py."""
         for rule in rules.RULES:
-            rule(self)
+            rule(self._rows)
 
     def file_bytes(self) -> int:
         """The number of bytes of the file in all rows."""
-        return sum(self.file_size)
+        return sum(row.file_size for row in self._rows)
 
     def contiguous_runs(self) -> list[ContiguousRun]:
         """Return all runs in file order, of a map that passes assert_plain().
 
         Raises MappingError when a row is not exactly one extent.
         """
-        starts = rules.run_starts(self)
-        if starts is None:
-            raise MappingError(
-                "contiguous runs", "an extent is not plain, or not whole"
-            )
-        positions = [self.file_offset[row] for row in starts]
-        ends = [*positions[1:], self.file_offset[-1] + self.file_size[-1]]
-        return [
-            ContiguousRun(begin, self.physical_offset[row], end - begin)
-            for row, begin, end in zip(starts, positions, ends, strict=True)
-        ]
+        runs: list[ContiguousRun] = []
+        position = 0
+        for row in self._rows:
+            place = row.physical_offset
+            if (
+                *(row.extent_type, row.extent_offset, row.devid),
+                *(row.logical_size, row.physical_size),
+            ) != (REGULAR, 0, self._rows[0].devid, row.file_size, row.file_size) or (
+                place is None or (runs and row.file_offset != position)
+            ):
+                raise MappingError(
+                    "contiguous runs", "an extent is not plain, or not whole"
+                )
+            position = row.file_offset + row.file_size
+            begin, where, _ = runs[-1] if runs else (0, -1, 0)
+            if runs and place - row.file_offset == where - begin:
+                runs[-1] = ContiguousRun(begin, where, position - begin)
+            else:
+                runs.append(ContiguousRun(row.file_offset, place, row.file_size))
+        return runs
 
     def largest_contiguous_run(self) -> ContiguousRun:
         """The longest run that is contiguous in the file and on one device: the first
@@ -85,24 +107,19 @@ class PhysicalMap(Columns):
         Only regular extents in one piece count; each copy is a run of its own.
         """
         best = ContiguousRun(0, 0, 0)
-        if rules.run_starts(self):
-            return max(self.contiguous_runs(), key=lambda run: run.size_bytes)
         # The start of the current run, and where the next row would continue it.
         start, size, end = (0, 0), 0, (-1, -1, -1)
-        for kind, whole, stored, position, length, inner, devid, physical in zip(
-            *(self.extent_type, self.logical_size, self.physical_size),
-            *(self.file_offset, self.file_size, self.extent_offset),
-            *(self.devid, self.physical_offset),
-            strict=True,
-        ):
-            if kind != REGULAR or whole != stored:
+        for row in self._rows:
+            place, devid = row.physical_offset, row.devid
+            whole = row.logical_size == row.physical_size
+            if row.extent_type != REGULAR or place is None or devid is None or not whole:
                 end = (-1, -1, -1)
                 continue
-            begin = physical + inner
-            if (position, begin, devid) != end:
-                start, size = (position, begin), 0
-            size += length
-            end = (position + length, begin + length, devid)
+            begin = place + row.extent_offset
+            if (row.file_offset, begin, devid) != end:
+                start, size = (row.file_offset, begin), 0
+            size += row.file_size
+            end = (row.file_offset + row.file_size, begin + row.file_size, devid)
             if size > best.size_bytes:
                 best = ContiguousRun(*start, size)
         return best

@@ -1,32 +1,32 @@
-"""Rows of a physical map, extent types, and the error for a wrong map."""
+"""Rows of a physical map, and the error for a wrong map."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import struct
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
 
 from btrfs_ublk.errors import BtrfsUblkError
 
+#: The first bytes of the binary form; nine little-endian 64-bit numbers per row follow
+#: (struct binary_row in csrc/physmap/rows.c).
+BINARY_MAGIC = b"buphys1\n"
+_ROW = struct.Struct("<9Q")
+#: A number for "none" (inline and hole have no logical extent).
+_NONE = (1 << 64) - 1
+_FORM = "form"
+
 _KINDS = {0: "inline", 1: "regular", 2: "prealloc", 255: "hole"}
 _COMPRESSIONS = {1: "zlib", 2: "lzo", 3: "zstd"}
-_NUMBERS = {("type", text): number for number, text in _KINDS.items()} | {
-    ("compression", text): number for number, text in _COMPRESSIONS.items()
-}
-#: The bit offsets of an extent type's parts in its code, and their largest values.
-_PARTS = {
-    "type": (0, 0xFF),
-    "compression": (8, 0xFF),
-    "encryption": (16, 0xFF),
-    "other_encoding": (48, 0xFFFF),
-}
-#: The code of extent type "regular", without any encoding.
-REGULAR = 1
+#: The extent type "regular", without any encoding.
+REGULAR = "regular"
 
 
-@dataclass(frozen=True, slots=True)
-class MapRow:
+class MapRow(NamedTuple):
     """One physical piece of one file extent; offsets and sizes are bytes.
 
-    The columns are those of ``btrfs-ublk-map-physical --help``: a logical extent in
+    The columns are those of ``btrfs-ublk map-physical --help``: a logical extent in
     several pieces or copies has a row for each. The last five are None where there is
     no logical extent (inline, hole).
     """
@@ -43,8 +43,8 @@ class MapRow:
 
     def __str__(self) -> str:
         return ", ".join(
-            f"{field.name.replace('_', ' ').upper()} {getattr(self, field.name)}"
-            for field in fields(self)
+            f"{name.replace('_', ' ').upper()} {value}"
+            for name, value in self._asdict().items()
         )
 
 
@@ -75,32 +75,26 @@ class MappingError(BtrfsUblkError):
         self.row = row
 
 
-def type_text(code: int) -> str:
+@lru_cache
+def _type_text(code: int) -> str:
     """ "regular", "prealloc,compression=zstd", "type=9,encryption=1": as in the TSV."""
-    values = {name: code >> at & most for name, (at, most) in _PARTS.items()}
-    kind = values.pop("type")
+    kind, compression = code & 0xFF, code >> 8 & 0xFF
+    encryption, other = code >> 16 & 0xFF, code >> 48
     words = [_KINDS.get(kind, f"type={kind}")]
-    for name, value in values.items():
-        if value:
-            names = _COMPRESSIONS if name == "compression" else {}
-            words.append(f"{name}={names.get(value, value)}")
+    if compression:
+        words.append(f"compression={_COMPRESSIONS.get(compression, compression)}")
+    words += [f"encryption={encryption}"] * bool(encryption)
+    words += [f"other_encoding={other}"] * bool(other)
     return ",".join(words)
 
 
-def type_code(text: str) -> int:
-    """The inverse of type_text(); raises ValueError."""
-    code = 0
-    for position, word in enumerate(text.split(",")):
-        name, separator, value = word.partition("=")
-        if position == 0 and not separator:
-            name, value = "type", word
-        at, most = _PARTS.get(name, (0, -1))
-        number = _NUMBERS.get((name, value))
-        if number is None:
-            if not (separator and value.isascii() and value.isdigit()):
-                raise ValueError(f"{text!r} is not an extent type")
-            number = int(value)
-        if number > most or (name == "type") != (position == 0):
-            raise ValueError(f"{text!r} is not an extent type")
-        code |= number << at
-    return code
+def parse_rows(data: bytes) -> Iterator[MapRow]:
+    """Parse the helper's binary form. Raises MappingError for malformed input."""
+    if not data.startswith(BINARY_MAGIC):
+        raise MappingError(_FORM, "not the binary output of btrfs-ublk-map-physical")
+    cells = memoryview(data)[len(BINARY_MAGIC) :]
+    if len(cells) % _ROW.size:
+        raise MappingError(_FORM, "its last row is only a part of one")
+    for offset, size, inner, kind, *mapped in _ROW.iter_unpack(cells):
+        places = (None if value == _NONE else value for value in mapped)
+        yield MapRow(offset, size, inner, _type_text(kind), *places)

@@ -111,13 +111,13 @@ def rows_of(path: Path) -> list[Row]:
         timeout_s=TIMEOUT_S,
     )
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    plain = [MapRow(**{k: r[k] for k in MapRow.__slots__}) for r in rows]
+    plain = [MapRow(**{k: r[k] for k in MapRow._fields}) for r in rows]
     assert list(PhysicalMap.read(path)) == plain
     done = run(
         [os.environ[HELPERS_VARIABLE] + "/" + MAP_PHYSICAL, path], timeout_s=TIMEOUT_S
     )
     names, *lines = done.stdout.splitlines()
-    assert names.lower().replace(" ", "_").split("\t") == list(MapRow.__slots__)
+    assert names.lower().replace(" ", "_").split("\t") == list(MapRow._fields)
     texts = ["" if x is None else str(x) for row in plain for x in astuple(row)]
     assert [x for line in lines for x in line.split("\t")] == texts
     return rows

@@ -51,7 +51,7 @@ def rows(*runs: ContiguousRun) -> PhysicalMap:
                     run.file_offset + at, MIB, 0, "regular", MIB, where, MIB, 1, where
                 )
             )
-    return PhysicalMap.from_rows(found)
+    return PhysicalMap(found)
 
 
 def test_what_is_between_the_runs_is_local(tmp_path: Path) -> None:
