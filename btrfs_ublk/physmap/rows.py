@@ -95,6 +95,8 @@ def parse_rows(data: bytes) -> Iterator[MapRow]:
     cells = memoryview(data)[len(BINARY_MAGIC) :]
     if len(cells) % _ROW.size:
         raise MappingError(_FORM, "its last row is only a part of one")
-    for offset, size, inner, kind, *mapped in _ROW.iter_unpack(cells):
-        places = (None if value == _NONE else value for value in mapped)
-        yield MapRow(offset, size, inner, _type_text(kind), *places)
+    for values in _ROW.iter_unpack(cells):
+        mapped = values[4:]
+        if _NONE in mapped:
+            mapped = tuple(None if value == _NONE else value for value in mapped)
+        yield MapRow(*values[:3], _type_text(values[3]), *mapped)

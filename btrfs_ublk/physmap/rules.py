@@ -56,10 +56,11 @@ def one_piece(rows: Rows) -> None:
 
 def aligned(rows: Rows) -> None:
     """Every offset and size is a multiple of the block."""
-    for index, row in enumerate(rows):
-        for name in _SIZES_AND_OFFSETS:
-            value = getattr(row, name)
-            if value is None or value % BLOCK_BYTES:
+    for name in _SIZES_AND_OFFSETS:
+        place = MapRow._fields.index(name)
+        for index, row in enumerate(rows):
+            value = row[place]
+            if not isinstance(value, int) or value % BLOCK_BYTES:
                 what = name.replace("_", " ").upper()
                 detail = f"its {what} is not a multiple of {BLOCK_BYTES}"
                 raise _violation("aligned", rows, index, detail)
@@ -83,23 +84,23 @@ def rising(rows: Rows) -> None:
     """
     for index in range(1, len(rows)):
         before, row = rows[index - 1], rows[index]
-        places = [("file", before.file_offset, before.file_size, row.file_offset)]
-        if _extent(row) != _extent(before):
-            places += [
-                (
-                    *("logical", before.logical_offset or 0),
-                    *(before.logical_size or 0, row.logical_offset or 0),
-                ),
-                (
-                    *("physical", before.physical_offset or 0),
-                    *(before.physical_size or 0, row.physical_offset or 0),
-                ),
-            ]
-        for name, begin, size, offset in places:
-            if offset < begin + size:
-                end = f"{begin + size}, the end of the row before"
-                detail = f"its {name} offset is below {end}"
-                raise _violation("rising", rows, index, detail)
+        if row.file_offset < before.file_offset + before.file_size:
+            name = "file"
+        elif _extent(row) == _extent(before):
+            continue
+        elif _begins_within(row.logical_offset, before.logical_offset, before):
+            name = "logical"
+        elif _begins_within(row.physical_offset, before.physical_offset, before):
+            name = "physical"
+        else:
+            continue
+        detail = f"its {name} offset is below the end of the row before"
+        raise _violation("rising", rows, index, detail)
+
+
+def _begins_within(offset: int | None, begin: int | None, before: MapRow) -> bool:
+    # One size will do: one_piece() comes first.
+    return (offset or 0) < (begin or 0) + (before.logical_size or 0)
 
 
 def exact_cover(rows: Rows) -> None:
