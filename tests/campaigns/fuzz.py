@@ -10,7 +10,6 @@ What a run has found to reach other code is kept as well, so that the next one g
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import random
@@ -129,10 +128,6 @@ def _indexed(directory: Path, name: str, codec: str, coded: bytes) -> Path:
     return path
 
 
-def _compressed(directory: Path) -> list[Path]:
-    return [_indexed(directory, "object", "gzip", gzip.compress(_text(100_000)))]
-
-
 def _objects(directory: Path) -> list[Path]:
     """Two codecs, without and with a selection."""
     data = _text(100_000)
@@ -233,14 +228,12 @@ TARGETS = {
     "answers": Target("what web servers, registries and token servers answer", 2048),
     "control": Target("requests to a server, and files that come with them", 4096),
     "description": Target("descriptions of devices and sources", 4096, quick=4000),
-    "cache": Target("the files of a cache", 156),
     "codec": Target("compressed objects and their indexes", 256, _objects),
     "front": Target("what the fetch process says to its server", 1024),
     # Longer ones, and too long ones, are in test_http1_head.py.
     "head": Target("heads of HTTP/1.1 responses", 1024, quick=10_000),
     "image": Target("sealed images, as `readimage` reads them", 97, _sealed),
     "reader": Target("seeds, with checksums that are right", 96, _seed),
-    "store": Target("map files: their bytes, and what is in tables", 105, _compressed),
     "tar": Target("layers", 60, _tar),
 }
 
