@@ -6,8 +6,6 @@
  *					"points", "index_size"}
  *   read INDEX UNIT FILE [SELECTION]	writes all that is read of FILE, a unit at a time, as a
  *					server decodes it
- *   plan INDEX SELECTION		prints a line for each unit of the selection: offset and
- *					length of what it needs of the file
  */
 #include <endian.h>
 #include <errno.h>
@@ -287,34 +285,6 @@ static int read_all(char **words, const char *selection)
 	return status;
 }
 
-static int print_plan(char **words)
-{
-	struct input file, selected;
-	struct opened opened = {};
-	int status = open_input(words[0], &file);
-
-	if (!status)
-		status = open_input(words[1], &selected);
-	if (!status)
-		status = open_index(words[0], &file, &opened);
-	if (!status)
-		status = open_selection(words[1], &selected, &opened);
-	for (uint64_t i = 0; !status && i < opened.selection->count; i++) {
-		uint32_t bytes = opened.selection->unit_bytes;
-		struct coded_range range;
-
-		selection_plan(opened.selection, opened.index, i * bytes, bytes, &range);
-		printf("%" PRIu64 " %u\n", range.offset, range.length);
-	}
-	free(opened.index);
-	free(opened.selection);
-	if (!status && (fflush(stdout) || ferror(stdout))) {
-		msg_error("cannot write: %s", strerror(errno));
-		status = EXIT_FAILED;
-	}
-	return status;
-}
-
 int main(int argc, char **argv)
 {
 	message_init("btrfs-ublk-codec");
@@ -324,10 +294,8 @@ int main(int argc, char **argv)
 		return make_index(argv + 2);
 	if ((argc == 5 || argc == 6) && !strcmp(argv[1], "read"))
 		return read_all(argv + 2, argv[5]);
-	if (argc == 4 && !strcmp(argv[1], "plan"))
-		return print_plan(argv + 2);
 	return msg_fail(
 		EXIT_USAGE,
 		"usage: btrfs-ublk-codec index CODEC SPACING FILE OUTPUT | read INDEX UNIT FILE "
-		"[SELECTION] | plan INDEX SELECTION");
+		"[SELECTION]");
 }
