@@ -159,26 +159,14 @@ static int take_via(const char *text, struct server_options *options)
 	return err;
 }
 
-/* Adds the feature to `set` and removes it from `clear`, so that the last option counts. */
-static int take_feature_into(const char *text, uint64_t *set, uint64_t *clear)
+static int take_feature(const char *text, struct server_options *options)
 {
 	const struct ublk_feature *feature = ublk_feature_find(text);
 
 	if (!feature)
 		return -EINVAL;
-	*set |= feature->flag;
-	*clear &= ~feature->flag;
+	options->features |= feature->flag;
 	return 0;
-}
-
-static int take_feature(const char *text, struct server_options *options)
-{
-	return take_feature_into(text, &options->features_on, &options->features_off);
-}
-
-static int take_no_feature(const char *text, struct server_options *options)
-{
-	return take_feature_into(text, &options->features_off, &options->features_on);
 }
 
 static int take_verbose(const char *text, struct server_options *options)
@@ -247,8 +235,7 @@ static const struct row table[] = {
 	  "ublk: insist on a feature of the driver that is used where\n"
 	  "there is one, or on auto-buf-reg, which is used only so: no\n"
 	  "copies between disks and readers; may be repeated" },
-	{ "no-feature", "NAME", take_no_feature, 0, "ublk: do without it; may be repeated" },
-	{ "features", NULL, OPTION(features),
+	{ "features", NULL, OPTION(list_features),
 	  "what the kernel offers, what is used of it, and why, as one\n"
 	  "JSON line" },
 	{ "list-devices", NULL, OPTION(list_devices),

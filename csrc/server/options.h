@@ -28,12 +28,11 @@ struct server_options {
 	int recover_fds[MAX_QUEUES + 3];
 	unsigned recover_fd_count; /* 0: not given */
 
-	uint64_t features_on; /* UBLK_F_* */
-	uint64_t features_off;
+	uint64_t features; /* UBLK_F_* that are insisted on */
 
 	/* Instead of serving. */
 	bool check;
-	bool features;
+	bool list_features;
 	bool list_devices;
 	int delete_device; /* -1: none */
 	int device_owner;  /* -1: none */

@@ -18,7 +18,7 @@ static int check_recover(const struct server_options *options)
 	if (!options->tag_given)
 		return refuse("--recover needs --tag");
 	if (options->queues || options->depth || options->max_io_bytes || options->id >= 0 ||
-	    options->recovery != RECOVERY_NONE || options->features_on || options->features_off)
+	    options->recovery != RECOVERY_NONE || options->features)
 		return refuse(
 			"--recover takes the device as it is: --id, --queues, --depth, --max-io, "
 			"--recovery and features were settled when it was made");
@@ -27,7 +27,7 @@ static int check_recover(const struct server_options *options)
 
 int server_options_check(const struct server_options *options, int words)
 {
-	if (options->features)
+	if (options->list_features)
 		return words ? refuse("--features takes no description") : 0;
 	if (options->list_devices)
 		return words ? refuse("--list-devices takes no description") : 0;
@@ -49,7 +49,7 @@ int server_options_check(const struct server_options *options, int words)
 	    (options->recovery != RECOVERY_NONE || options->recover_id >= 0))
 		return refuse("--unprivileged devices have no recovery: the kernel does not trust "
 			      "them");
-	if (options->unprivileged && options->features_on & UBLK_F_AUTO_BUF_REG)
+	if (options->unprivileged && options->features & UBLK_F_AUTO_BUF_REG)
 		return refuse("--unprivileged devices have no auto-buf-reg: the kernel does not "
 			      "let them have the memory of others");
 	if (options->unprivileged && !geteuid())

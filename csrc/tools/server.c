@@ -246,8 +246,7 @@ static int run(const struct server_options *options)
 		.recovery = options->recovery,
 		.recover_id = options->recover_id,
 		.grow = options->grow,
-		.features_on = options->features_on,
-		.features_off = options->features_off,
+		.features = options->features,
 		.recover_fds = options->recover_fds,
 		.recover_fd_count = options->recover_fd_count,
 		.queues = options->queues,
@@ -288,7 +287,7 @@ int main(int argc, char **argv)
 	secret_guard_json();
 	if (server_options_parse(argc, argv, &options))
 		return hint_usage();
-	if (options.features)
+	if (options.list_features)
 		err = frontend_print_features();
 	else if (options.list_devices)
 		err = ublk_list_devices();

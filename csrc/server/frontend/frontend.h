@@ -33,9 +33,7 @@ struct frontend {
 	enum recovery_mode recovery;
 	int recover_id; /* the device to take over; -1: make a new one */
 	bool grow; /* a device that is taken over may be smaller than the engine's address space */
-	/* Flags of ublk_features.h that must be used, or must not be used. */
-	uint64_t features_on;
-	uint64_t features_off;
+	uint64_t features; /* flags of ublk_features.h that must be used */
 
 	/* Set by the caller; open() changes them to those of a device that is taken over. */
 	unsigned queues;       /* threads, each with a worker of the engine */

@@ -103,8 +103,8 @@ static int check_options(const struct frontend *frontend)
 			-EINVAL,
 			"--unprivileged is for ublk only: a FUSE file needs a loop device, which "
 			"only root makes");
-	if (frontend->features_on || frontend->features_off)
-		return msg_fail(-EINVAL, "--feature and --no-feature are for the ublk driver");
+	if (frontend->features)
+		return msg_fail(-EINVAL, "--feature is for the ublk driver");
 	if (frontend->recover_id >= 0)
 		return msg_fail(-EINVAL,
 				"--recover is for ublk devices; a FUSE connection is taken over by "

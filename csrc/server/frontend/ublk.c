@@ -85,8 +85,8 @@ static int ublk_open(struct frontend *frontend)
 		return -EOPNOTSUPP;
 	}
 	if (frontend->recover_id < 0) {
-		err = ublk_features_choose(&ublk->control, frontend->features_on,
-					   frontend->features_off, &ublk->feature_flags);
+		err = ublk_features_choose(&ublk->control, frontend->features,
+					   &ublk->feature_flags);
 		return err ? err :
 			     ublk_recovery_flags(frontend->recovery, &ublk->control,
 						 &ublk->recovery_flags);

@@ -72,8 +72,7 @@ const struct ublk_feature *ublk_feature_find(const char *name)
 	return NULL;
 }
 
-int ublk_features_choose(const struct ublk_control *control, uint64_t on, uint64_t off,
-			 uint64_t *flags)
+int ublk_features_choose(const struct ublk_control *control, uint64_t on, uint64_t *flags)
 {
 	*flags = 0;
 	for (unsigned i = 0; i < FEATURE_COUNT; i++) {
@@ -87,7 +86,7 @@ int ublk_features_choose(const struct ublk_control *control, uint64_t on, uint64
 				 feature->since);
 			return -EOPNOTSUPP;
 		}
-		if (feature->use == UBLK_USED && offered && !(off & feature->flag))
+		if (feature->use == UBLK_USED && offered)
 			*flags |= feature->flag;
 	}
 	*flags |= on;

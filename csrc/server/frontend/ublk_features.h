@@ -25,15 +25,14 @@ struct ublk_feature {
 	const char *reason; /* why, or why not */
 };
 
-/* Returns NULL, after a message, when there is no such feature, or it cannot be switched. */
+/* Returns NULL, after a message, when there is no such feature, or it has no --feature. */
 const struct ublk_feature *ublk_feature_find(const char *name);
 
 /*
- * Sets the flags to ask for: all that are used, without those in `off`, and those in `on`. Returns
- * 0, or -EOPNOTSUPP after a message when the driver lacks one of `on`.
+ * Sets the flags to ask for: all that are used, and those in `on`. Returns 0, or -EOPNOTSUPP after a
+ * message when the driver lacks one of `on`.
  */
-int ublk_features_choose(const struct ublk_control *control, uint64_t on, uint64_t off,
-			 uint64_t *flags);
+int ublk_features_choose(const struct ublk_control *control, uint64_t on, uint64_t *flags);
 
 /* See frontend_ops.features. */
 int ublk_features_describe(json_t *about);
