@@ -80,9 +80,6 @@ class SeedLayout:
     subvolumes: int
     default_subvolume: int
     chunks: tuple[ChunkSum, ...]
-    data_extents: int
-    data_extent_bytes: int
-    tree_blocks: int
     new_files_nodatasum: bool
     virtual_data: VirtualFile | None
 

@@ -238,32 +238,3 @@ int layout_find(struct reader *reader, struct layout *layout)
 	}
 	return 0;
 }
-
-int layout_count_extents(struct reader *reader, struct layout *layout)
-{
-	_cleanup_(cursor_close) struct cursor cursor = { 0 };
-	struct block_expect root;
-	int ret = tree_root_find(reader, TREE_EXTENT, &root);
-
-	if (ret)
-		return ret;
-	cursor_init(&cursor, reader, &root);
-	for (ret = cursor_first(&cursor); ret > 0; ret = cursor_next(&cursor)) {
-		struct disk_extent extent;
-
-		if (cursor.key.type == KEY_METADATA_ITEM)
-			layout->tree_block_count++;
-		if (cursor.key.type != KEY_EXTENT_ITEM)
-			continue;
-		ret = cursor_copy(&cursor, &extent, sizeof(extent));
-		if (ret)
-			return ret;
-		if (le64toh(extent.flags) & EXTENT_DATA_FLAG) {
-			layout->data_extent_count++;
-			layout->data_extent_bytes += cursor.key.offset;
-		} else {
-			layout->tree_block_count++;
-		}
-	}
-	return ret;
-}

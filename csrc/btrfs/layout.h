@@ -32,20 +32,12 @@ struct layout {
 	uint64_t top_flags;	    /* INODE_* of its top directory: what new files inherit */
 	uint64_t other_bytes;	    /* data of all other files of the top-level subvolume */
 	uint64_t subvolume_count;   /* the top-level one included */
-
-	/* Set by layout_count_extents. */
-	uint64_t data_extent_count;
-	uint64_t data_extent_bytes;
-	uint64_t tree_block_count;
 };
 
 const char *layout_strategy_name(enum layout_strategy strategy);
 
 /* Fills all that the superblock, root and file trees tell. Returns 0 or an error of reader.h. */
 int layout_find(struct reader *reader, struct layout *layout);
-
-/* Counts data extents and tree blocks in the extent tree. */
-int layout_count_extents(struct reader *reader, struct layout *layout);
 
 /* Names the type and the profile of a chunk: "DATA", "SYSTEM", "SINGLE", "DUP"... */
 const char *chunk_type_name(uint64_t type);

@@ -183,7 +183,7 @@ static json_t *layout_json(const char *path, const struct reader *reader,
 	const struct disk_super *super = &reader->super;
 
 	return json_pack(
-		"{so so so so sI sI sI sI sI ss so so so sb ss sI sI so sI sI sI sb so}", "path",
+		"{so so so so sI sI sI sI sI ss so so so sb ss sI sI so sb so}", "path",
 		json_bytes(path), "fsid", json_uuid(super->fsid), "device_uuid",
 		json_uuid(super->device.uuid), "label", json_bytes(super->label), "generation",
 		(json_int_t)reader->generation, "device_bytes", (json_int_t)reader->device_bytes,
@@ -196,9 +196,7 @@ static json_t *layout_json(const char *path, const struct reader *reader,
 		(int)layout->is_seeding, "strategy", layout_strategy_name(layout->strategy),
 		"subvolumes", (json_int_t)layout->subvolume_count, "default_subvolume",
 		(json_int_t)layout->default_subvolume, "chunks", json_chunks(&reader->chunks),
-		"data_extents", (json_int_t)layout->data_extent_count, "data_extent_bytes",
-		(json_int_t)layout->data_extent_bytes, "tree_blocks",
-		(json_int_t)layout->tree_block_count, "new_files_nodatasum",
+		"new_files_nodatasum",
 		(int)!!(layout->top_flags & INODE_NODATACOW), "virtual_data",
 		json_file(reader, layout));
 }

@@ -49,8 +49,6 @@ static int inspect(const struct options *options, struct reader *reader)
 	struct layout layout;
 	int ret = layout_find(reader, &layout);
 
-	if (!ret)
-		ret = layout_count_extents(reader, &layout);
 	if (ret) {
 		msg_error("%s: %s", options->path, reader->error);
 		msg_hint("`" PROGRAM " check` lists all that is wrong");

@@ -60,9 +60,6 @@ def test_a_seed_is_described_in_full(tmp_path: Path) -> None:
             ChunkSum("DATA", "RAID0", 1, MIB, MIB, MIB),
             ChunkSum("DATA", "SINGLE", 16449, 4 * EIB, 64 * TIB, CHUNK),
         ),
-        data_extents=16449,
-        data_extent_bytes=4 * EIB,
-        tree_blocks=about["metadata_bytes"] // 16384,
         new_files_nodatasum=False,
         virtual_data=VirtualFile(
             filename=NAME,
