@@ -93,11 +93,6 @@ _making_options = stacked(
         metavar="NAME",
         help="ublk: insist on a feature of the driver, such as auto-buf-reg.",
     ),
-    click.option(
-        "--unprivileged",
-        is_flag=True,
-        help="A ublk device of this user, who need not be root.",
-    ),
     click.option("--id", "device_id", type=CountType(0), help="N of /dev/ublkbN."),
     click.option(
         "--hang-timeout",

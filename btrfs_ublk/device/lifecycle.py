@@ -69,10 +69,9 @@ _VERSION_TIMEOUT_S = 10.0
 class DeviceOptions:
     """How a device is to be served. None leaves the choice to the server.
 
-    ``realtime``, ``unprivileged`` (such devices have no recovery) and ``features`` are
-    as for BlockServer. ``device_id`` is N of /dev/ublkbN. A server that does not answer
-    for ``hang_timeout_s`` seconds is replaced (0: never). ``server`` is a program to
-    use instead of the package's.
+    ``realtime`` and ``features`` are as for BlockServer. ``device_id`` is N of
+    /dev/ublkbN. A server that does not answer for ``hang_timeout_s`` seconds is
+    replaced (0: never). ``server`` is a program to use instead of the package's.
     """
 
     front_end: FrontEndName = "auto"
@@ -81,7 +80,6 @@ class DeviceOptions:
     depth: int | None = None
     max_io_bytes: int | None = None
     realtime: bool = False
-    unprivileged: bool = False
     features: Sequence[str] = ()
     device_id: int | None = None
     hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S
@@ -165,7 +163,6 @@ def _spec(name: str, description: Description, options: DeviceOptions) -> Device
         )
     front_end = choose_front_end(
         options.front_end,
-        unprivileged=options.unprivileged,
         only_ublk=number is not None or bool(options.features),
     )
     spec = DeviceSpec(
@@ -179,7 +176,6 @@ def _spec(name: str, description: Description, options: DeviceOptions) -> Device
         depth=options.depth,
         max_io_bytes=options.max_io_bytes,
         realtime=options.realtime,
-        unprivileged=options.unprivileged,
         features=list(options.features),
         device_id=number,
         hang_timeout_s=options.hang_timeout_s,
@@ -197,7 +193,7 @@ def _recovery_of(options: DeviceOptions, front_end: str) -> RecoveryName:
             "synced: auto is used instead"
         )
         recovery = "auto"
-    return "none" if options.unprivileged and recovery == "auto" else recovery
+    return recovery
 
 
 def _exists(name: str) -> UsageError:

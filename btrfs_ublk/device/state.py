@@ -81,9 +81,8 @@ class DeviceSpec:
 
     ``tag`` (16 hex digits) is in the kernel's record of the ublk or loop device.
     ``realtime``: the server's threads run before all normal threads (SCHED_RR).
-    ``unprivileged``: a ublk device of a user who need not be root. ``features`` of the
-    ublk driver are required. ``server`` is the program; None is the package's own. With
-    ``hang_timeout_s`` 0, the server never counts as hanging.
+    ``features`` of the ublk driver are required. ``server`` is the program; None is the
+    package's own. With ``hang_timeout_s`` 0, the server never counts as hanging.
     """
 
     name: str
@@ -96,7 +95,6 @@ class DeviceSpec:
     depth: int | None = None
     max_io_bytes: int | None = None
     realtime: bool = False
-    unprivileged: bool = False
     features: list[str] = field(default_factory=list)
     device_id: int | None = None
     hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S
@@ -113,11 +111,6 @@ class DeviceSpec:
             raise UsageError(
                 f"the front end {self.front_end} has no recovery {self.recovery!r}",
                 hint=f"it has: {', '.join(RECOVERIES[self.front_end])}",
-            )
-        if self.unprivileged and (self.front_end, self.recovery) != ("ublk", "none"):
-            raise UsageError(
-                "an unprivileged device needs the front end ublk and recovery none: "
-                "the kernel does not let its server be replaced"
             )
         check_limits(queues=self.queues, depth=self.depth, device_id=self.device_id)
         if self.front_end == "fuse" and self.features:
@@ -252,6 +245,7 @@ class DeviceDirectory:
             )
         if (keys.get("front_end"), keys.get("recovery")) == ("fuse", FORMER_RECOVERY):
             keys["recovery"] = "auto"  # written by an earlier version
+        keys.pop("unprivileged", None)  # as well
         spec = _FILES.parse(DeviceSpec, keys, self._spec)
         try:
             spec.check()

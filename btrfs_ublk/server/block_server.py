@@ -42,10 +42,8 @@ class BlockServer:
     ublk where the kernel has it and survives its death. ``queues`` are threads; they,
     ``depth`` and ``max_io_bytes`` (largest request) default to the server's own choice.
     ``realtime``: they run before all normal threads (SCHED_RR), for latency on busy
-    machines (docs/limits.md). ``unprivileged``: the device belongs to this user, who need not be root,
-    and the server lacks what protects it from its own device (docs/features.md).
-    ``features`` of the ublk driver are required, such as "auto-buf-reg", which is only
-    used if asked for.
+    machines (docs/limits.md). ``features`` of the ublk driver are required, such as
+    "auto-buf-reg", which is only used if asked for.
 
     The server process dies with us: it stops when the control connection closes.
     Leaving the block while the device is mounted or held raises LeftoverError, which
@@ -63,7 +61,6 @@ class BlockServer:
         depth: int | None = None,
         realtime: bool = False,
         max_io_bytes: int | None = None,
-        unprivileged: bool = False,
         features: Iterable[str] = (),
         ready_timeout_s: float = READY_TIMEOUT_S,
         stop_timeout_s: float = STOP_TIMEOUT_S,
@@ -75,7 +72,6 @@ class BlockServer:
         self._features = list(features)
         self._flags = {
             "realtime": realtime,
-            "unprivileged": unprivileged,
         }
         self._options = {
             "queues": queues,
@@ -99,7 +95,6 @@ class BlockServer:
         self._ledger = ledger = self._ledger or process_ledger()
         self._front_end = front_end = choose_front_end(
             self._front_end_name,
-            unprivileged=self._flags["unprivileged"],
             only_ublk=bool(self._features),
         )
         try:

@@ -23,20 +23,10 @@ _CRASHING = (6, 7, 0), (6, 14, 6)
 def choose_front_end(
     name: FrontEndName = "auto",
     *,
-    unprivileged: bool = False,
     only_ublk: bool = False,
 ) -> FrontEnd:
-    """Make the front end of a server. ``unprivileged``: the user need not be root.
-    ``only_ublk``: something was asked for that fuse does not have. Raises
+    """Make the front end of a server. ``only_ublk``: something was asked for that fuse does not have. Raises
     CapabilityError when this machine lacks it, UsageError when fuse cannot do it."""
-    if unprivileged:
-        if name == "fuse":
-            raise UsageError(
-                "the front end fuse needs a loop device, which only root makes",
-                hint="unprivileged devices are of ublk",
-            )
-        require(UBLK)
-        return UblkFrontEnd()
     require(ROOT)
     if name == "ublk":
         require(UBLK)

@@ -209,10 +209,6 @@ static const struct row table[] = {
 	{ "via", "JSON", take_via, 0,
 	  "caches in front of hosts, for lazy segments: a list of\n"
 	  "{\"for\": PATTERN, \"caches\": [URL, ...], \"plain\": false}" },
-	{ "unprivileged", NULL, OPTION(unprivileged),
-	  "ublk: the device is of this user, who need not be root. The\n"
-	  "server then stays in its mount namespace, locks no more\n"
-	  "memory than it may, and has no --recovery" },
 	{ "recovery", "MODE", take_recovery, 0,
 	  "what becomes of the device when this process dies. none: it\n"
 	  "goes (default); reissue: requests in flight are given to\n"
@@ -242,8 +238,6 @@ static const struct row table[] = {
 	  "one JSON line per ublk device of this machine" },
 	{ "delete-device", "ID", OPTION(delete_device),
 	  "remove a device whose server is gone; it must carry --tag" },
-	{ "device-owner", "ID", OPTION(device_owner),
-	  "UID and GID of who added an unprivileged device, for udev" },
 	{ "verbose", NULL, take_verbose, 0, "say more on standard error" },
 	{ "help", NULL, take_help, 0, "this text" },
 	{ "version", NULL, take_version, 0, "name and version" },
@@ -356,7 +350,6 @@ int server_options_parse(int argc, char **argv, struct server_options *options)
 		.control_fd = -1,
 		.listen_fd = -1,
 		.delete_device = -1,
-		.device_owner = -1,
 	};
 	err = take_all(argc, argv, options);
 	if (!err)

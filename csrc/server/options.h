@@ -21,7 +21,6 @@ struct server_options {
 	int control_fd; /* -1: none */
 	int listen_fd;	/* -1: none */
 	bool realtime;
-	bool unprivileged;
 	enum recovery_mode recovery;
 	int recover_id; /* -1: none */
 	bool grow;
@@ -35,7 +34,6 @@ struct server_options {
 	bool list_features;
 	bool list_devices;
 	int delete_device; /* -1: none */
-	int device_owner;  /* -1: none */
 };
 
 /*

@@ -2,10 +2,8 @@
 /* Checks whether options fit each other. */
 
 #include <errno.h>
-#include <unistd.h>
 
 #include "base/message.h"
-#include "server/frontend/ublk_uapi.h"
 #include "server/options.h"
 
 static int refuse(const char *why)
@@ -35,8 +33,6 @@ int server_options_check(const struct server_options *options, int words)
 		return words || !options->tag_given ?
 			       refuse("--delete-device needs --tag, and takes no description") :
 			       0;
-	if (options->device_owner >= 0)
-		return words ? refuse("--device-owner takes no description") : 0;
 	if (words != 1)
 		return refuse(words ? "more than one description given" : "no description given");
 	if (options->grow && options->recover_id < 0 && !options->recover_fd_count)
@@ -45,15 +41,5 @@ int server_options_check(const struct server_options *options, int words)
 	if (options->recover_fd_count && options->queues)
 		return refuse("--queues does not go with --recover-fds, which says how many there "
 			      "are");
-	if (options->unprivileged &&
-	    (options->recovery != RECOVERY_NONE || options->recover_id >= 0))
-		return refuse("--unprivileged devices have no recovery: the kernel does not trust "
-			      "them");
-	if (options->unprivileged && options->features & UBLK_F_AUTO_BUF_REG)
-		return refuse("--unprivileged devices have no auto-buf-reg: the kernel does not "
-			      "let them have the memory of others");
-	if (options->unprivileged && !geteuid())
-		return refuse("--unprivileged is for users other than root: for root, the kernel "
-			      "makes an ordinary device");
 	return options->recover_id >= 0 ? check_recover(options) : 0;
 }

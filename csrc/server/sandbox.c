@@ -97,22 +97,10 @@ static __attribute__((noinline)) void touch_stack(void)
  * NB: pages that are locked later count towards the limit as well. Only without a limit can locking
  * not fail while serving.
  */
-static int lock_memory(bool insist)
+static int lock_memory(void)
 {
-	struct rlimit limit;
-	int err = 0;
+	int err = mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT) ? -errno : touch_heap();
 
-	if (!insist && (getrlimit(RLIMIT_MEMLOCK, &limit) || limit.rlim_cur != RLIM_INFINITY))
-		err = -EPERM;
-	else if (mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT))
-		err = -errno;
-	else
-		err = touch_heap();
-	if (err && !insist) {
-		msg_warning("memory is not locked: this server may have to wait for swap, and must "
-			    "not have any on its own device");
-		return 0;
-	}
 	if (err) {
 		msg_error("cannot lock memory: %s", strerror(-err));
 		msg_hint("raise RLIMIT_MEMLOCK, or run with CAP_IPC_LOCK");
@@ -120,24 +108,17 @@ static int lock_memory(bool insist)
 	return err;
 }
 
-int sandbox_enter(bool privileged)
+int sandbox_enter(void)
 {
-	int err = 0;
+	int err = leave_mounts();
 
-	if (privileged) {
-		err = leave_mounts();
-		if (err) {
-			msg_error("cannot leave the mount namespace: %s", strerror(-err));
-			if (err == -EPERM)
-				msg_hint("this needs root (CAP_SYS_ADMIN)");
-			return err;
-		}
-	} else {
-		/* NB: each command needs the path of the device. */
-		msg_warning("the server stays in its mount namespace: a mount of its own device "
-			    "there can keep it from ending");
+	if (err) {
+		msg_error("cannot leave the mount namespace: %s", strerror(-err));
+		if (err == -EPERM)
+			msg_hint("this needs root (CAP_SYS_ADMIN)");
+		return err;
 	}
-	err = lock_memory(privileged);
+	err = lock_memory();
 	if (err)
 		return err;
 	err = try_io_flusher();

@@ -10,10 +10,9 @@
 /*
  * To be called once everything that is needed from the host's files is open. The process leaves the
  * host's mount namespace for an empty one, and all its memory, present and future, is locked once
- * it is touched. Unless it is `privileged`, it stays in its namespace and locks memory only if it
- * is allowed to; a warning says so. Returns 0, or a negative errno after a message.
+ * it is touched. Returns 0, or a negative errno after a message.
  */
-int sandbox_enter(bool privileged);
+int sandbox_enter(void);
 
 /*
  * Prepares a thread that serves I/O, and gets its stack into memory. Returns 0 or a negative errno.

@@ -77,7 +77,7 @@ static void stop_or_leave(struct frontend *frontend, bool announced)
 
 static int serve(struct frontend *frontend, struct lifetime *lifetime)
 {
-	int action, err = sandbox_enter(!frontend->unprivileged);
+	int action, err = sandbox_enter();
 
 	if (!err)
 		err = frontend->ops->start(frontend);
@@ -242,7 +242,6 @@ static int run(const struct server_options *options)
 		.wanted_id = options->id,
 		.tag = options->tag,
 		.realtime = options->realtime,
-		.unprivileged = options->unprivileged,
 		.recovery = options->recovery,
 		.recover_id = options->recover_id,
 		.grow = options->grow,
@@ -293,8 +292,6 @@ int main(int argc, char **argv)
 		err = ublk_list_devices();
 	else if (options.delete_device >= 0)
 		err = ublk_remove_device((unsigned)options.delete_device, options.tag);
-	else if (options.device_owner >= 0)
-		err = ublk_print_owner((unsigned)options.device_owner);
 	else if (options.check)
 		return check_description(options.description);
 	else

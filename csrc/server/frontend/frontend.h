@@ -27,7 +27,6 @@ struct frontend {
 	const struct frontend_ops *ops;
 	struct engine *engine;
 	bool realtime;		     /* threads have precedence over all that is not real-time */
-	bool unprivileged;	     /* the device belongs to the user of this process */
 	int wanted_id;		     /* the device's number, if there are numbers; -1: any */
 	uint64_t tag;		     /* by which `gc` recognizes our devices */
 	enum recovery_mode recovery;

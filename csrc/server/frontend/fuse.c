@@ -98,11 +98,6 @@ static int check_options(const struct frontend *frontend)
 		return msg_fail(-EINVAL,
 				"--id %d is for ublk only: a FUSE file has no device number",
 				frontend->wanted_id);
-	if (frontend->unprivileged)
-		return msg_fail(
-			-EINVAL,
-			"--unprivileged is for ublk only: a FUSE file needs a loop device, which "
-			"only root makes");
 	if (frontend->features)
 		return msg_fail(-EINVAL, "--feature is for the ublk driver");
 	if (frontend->recover_id >= 0)

@@ -79,11 +79,6 @@ static int ublk_open(struct frontend *frontend)
 	ublk->dev_dir = open("/dev", O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (ublk->dev_dir < 0)
 		return -errno;
-	if (frontend->unprivileged && !(ublk->control.features & UBLK_F_UNPRIVILEGED_DEV)) {
-		msg_error("this kernel's ublk driver has no unprivileged devices, or does not say");
-		msg_hint("they came with Linux 6.3; it is known from 6.5 on");
-		return -EOPNOTSUPP;
-	}
 	if (frontend->recover_id < 0) {
 		err = ublk_features_choose(&ublk->control, frontend->features,
 					   &ublk->feature_flags);
@@ -106,8 +101,6 @@ static int add_device(struct frontend *frontend)
 	uint64_t flags = ublk->feature_flags;
 	int err;
 
-	if (frontend->unprivileged)
-		flags |= UBLK_F_UNPRIVILEGED_DEV;
 	ublk->info = (struct ublksrv_ctrl_dev_info){
 		.dev_id = (uint32_t)frontend->wanted_id,
 		.nr_hw_queues = (uint16_t)frontend->queues,
@@ -126,8 +119,6 @@ static int add_device(struct frontend *frontend)
 		return err;
 	}
 	ublk->added = true;
-	if (frontend->unprivileged)
-		ublk_control_set_path(&ublk->control, ublk->info.dev_id);
 	/* The kernel clears unknown flags instead of refusing them. */
 	if ((ublk->info.flags & flags) != flags)
 		return msg_fail(-EPROTO, "the kernel dropped ublk flags 0x%llx that it said it has",
@@ -270,7 +261,6 @@ static int make_device(struct frontend *frontend)
 	struct ublk *ublk = frontend->private;
 	int err = add_device(frontend);
 
-	/* First, because it waits until an unprivileged device belongs to us. */
 	if (!err)
 		err = open_device(ublk);
 	if (!err)
@@ -372,7 +362,6 @@ static int ublk_describe(const struct frontend *frontend, json_t *ready)
 	    json_object_set_new(ready, "id", json_integer(ublk->info.dev_id)) ||
 	    json_object_set_new(ready, "recovery",
 				json_string(ublk_recovery_name(ublk->info.flags))) ||
-	    json_object_set_new(ready, "unprivileged", json_boolean(frontend->unprivileged)) ||
 	    json_object_set_new(ready, "queues", json_integer(ublk->info.nr_hw_queues)) ||
 	    json_object_set_new(ready, "depth", json_integer(ublk->info.queue_depth)) ||
 	    json_object_set_new(ready, "max_io_bytes", json_integer(ublk->info.max_io_buf_bytes)))

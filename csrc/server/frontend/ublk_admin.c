@@ -21,44 +21,11 @@ static void cleanup_closedir(DIR **dir)
 		closedir(*dir);
 }
 
-/* Commands for an unprivileged device must name its path, whoever sends them. */
-static int get_device(struct ublk_control *control, unsigned id, struct ublksrv_ctrl_dev_info *info)
-{
-	int err;
-
-	ublk_control_clear_path(control);
-	err = ublk_get_device(control, id, info);
-	if (err != -EINVAL || !(control->features & UBLK_F_UNPRIVILEGED_DEV))
-		return err;
-	ublk_control_set_path(control, id);
-	return ublk_get_device(control, id, info);
-}
-
-int ublk_print_owner(unsigned id)
-{
-	struct ublksrv_ctrl_dev_info info;
-	struct ublk_control control;
-	uint32_t uid, gid;
-	int err = ublk_control_open(&control);
-
-	if (err)
-		return err;
-	err = get_device(&control, id, &info);
-	if (err) {
-		msg_error("no ublk device %u: %s", id, strerror(-err));
-	} else {
-		ublk_get_owner(&info, &uid, &gid);
-		printf("%u %u\n", uid, gid);
-	}
-	ublk_control_close(&control);
-	return err;
-}
-
 static int print_device(struct ublk_control *control, unsigned id)
 {
 	struct ublksrv_ctrl_dev_info info;
 	char tag[17];
-	int err = get_device(control, id, &info);
+	int err = ublk_get_device(control, id, &info);
 
 	if (err == -ENODEV || err == -EINVAL)
 		return 0; /* it has gone since the directory was read */
@@ -118,7 +85,7 @@ static int remove_device(struct ublk_control *control, unsigned id, uint64_t tag
 {
 	_cleanup_close_ int claimed = -1, dev_dir = -1;
 	struct ublksrv_ctrl_dev_info info;
-	int err = get_device(control, id, &info);
+	int err = ublk_get_device(control, id, &info);
 
 	if (err)
 		return msg_fail(err, "no ublk device %u: %s", id, strerror(-err));

@@ -15,9 +15,6 @@ int ublk_list_devices(void);
  */
 int ublk_remove_device(unsigned id, uint64_t tag);
 
-/* Prints "UID GID" of the owner of unprivileged device `id`; root owns the others. */
-int ublk_print_owner(unsigned id);
-
 struct ublk_control;
 
 /*

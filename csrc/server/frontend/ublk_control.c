@@ -45,11 +45,6 @@ static int send_command(struct ublk_control *control, uint32_t encoded,
 
 	if (!sqe || control->stuck)
 		return -EBUSY;
-	if (control->path[0]) {
-		carrying.addr = (uintptr_t)control->path;
-		carrying.len = (uint16_t)(carrying.len + sizeof(control->path));
-		ublk_set_path_bytes(&carrying, sizeof(control->path));
-	}
 	memset(sqe, 0, 2 * sizeof(*sqe));
 	sqe->opcode = IORING_OP_URING_CMD;
 	sqe->fd = control->fd;
@@ -89,21 +84,6 @@ static int exchange(struct ublk_control *control, uint32_t encoded, uint32_t id,
 	return err;
 }
 
-_Static_assert(offsetof(struct ublk_control, path) + UBLK_PATH_BYTES ==
-		       offsetof(struct ublk_control, buffer),
-	       "a path ends where the buffer begins");
-
-void ublk_control_set_path(struct ublk_control *control, uint32_t id)
-{
-	memset(control->path, 0, sizeof(control->path));
-	snprintf(control->path, sizeof(control->path), "/dev/ublkc%u", id);
-}
-
-void ublk_control_clear_path(struct ublk_control *control)
-{
-	control->path[0] = 0;
-}
-
 /* What drivers return for unknown commands; -524 is the kernel's own ENOTSUPP. */
 static bool is_unknown_command(int err)
 {
@@ -127,9 +107,7 @@ int ublk_control_open(struct ublk_control *control)
 		} else {
 			msg_error("cannot open %s: %s", control_path, strerror(-err));
 			if (err == -EACCES || err == -EPERM)
-				msg_hint(
-					"making block devices needs root, or the permission of who "
-					"administers this machine: docs/features.md");
+				msg_hint("making block devices needs root");
 		}
 		return err;
 	}
@@ -178,9 +156,9 @@ int ublk_add_device(struct ublk_control *control, struct ublksrv_ctrl_dev_info *
 
 int ublk_get_device(struct ublk_control *control, uint32_t id, struct ublksrv_ctrl_dev_info *info)
 {
-	unsigned op = control->path[0] ? UBLK_CMD_GET_DEV_INFO2 : UBLK_CMD_GET_DEV_INFO;
 	struct ublksrv_ctrl_dev_info found = {};
-	int err = exchange(control, UBLK_ENCODE_CTRL_READ(op), id, 0, &found, sizeof(found));
+	int err = exchange(control, UBLK_ENCODE_CTRL_READ(UBLK_CMD_GET_DEV_INFO), id, 0, &found,
+			   sizeof(found));
 
 	if (!err)
 		*info = found;

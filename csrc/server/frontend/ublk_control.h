@@ -12,7 +12,7 @@
 
 #include "server/frontend/ublk_uapi.h"
 
-enum { UBLK_CONTROL_WAIT_S = 30, UBLK_PATH_BYTES = 32 };
+enum { UBLK_CONTROL_WAIT_S = 30 };
 
 struct ublk_control {
 	int fd;
@@ -21,11 +21,6 @@ struct ublk_control {
 	bool encoded;	   /* opcodes in ioctl form */
 	uint64_t sent;	   /* number of commands, which tells late completions from ours */
 	bool stuck; /* a command did not end in time, and the kernel may still write to `buffer` */
-	/*
-	 * The path of the character device; "": commands carry none. For an unprivileged device,
-	 * the kernel requires it before the buffer.
-	 */
-	_Alignas(8) char path[UBLK_PATH_BYTES];
 	union {
 		struct ublksrv_ctrl_dev_info info;
 		struct ublk_params params;
@@ -37,11 +32,6 @@ struct ublk_control {
 /* Opens the device and asks for its features. Gives a message on failure. */
 int ublk_control_open(struct ublk_control *control);
 void ublk_control_close(struct ublk_control *control);
-
-/* From now on, commands are for unprivileged device `id`. */
-void ublk_control_set_path(struct ublk_control *control, uint32_t id);
-/* From now on, commands are for other devices again. */
-void ublk_control_clear_path(struct ublk_control *control);
 
 int ublk_add_device(struct ublk_control *control, struct ublksrv_ctrl_dev_info *info);
 int ublk_get_device(struct ublk_control *control, uint32_t id, struct ublksrv_ctrl_dev_info *info);

@@ -226,15 +226,11 @@ int ublk_open_char_device(int dev_dir, uint32_t id)
 
 		if (fd >= 0)
 			return fd;
-		/* The node exists with the device, but udev may hold or chown it for a moment. */
-		if ((err != -EBUSY && err != -ENOENT && err != -EACCES) ||
-		    waited_ms == OPEN_WAIT_MS) {
+		/* The node exists with the device, but udev may hold it for a moment. */
+		if ((err != -EBUSY && err != -ENOENT) || waited_ms == OPEN_WAIT_MS) {
 			msg_error("cannot open /dev/%s: %s", name, strerror(-err));
 			if (err == -EBUSY)
 				msg_hint("another server has it open");
-			else if (err == -EACCES)
-				msg_hint("a rule of udev has to give it to its owner: "
-					 "docs/features.md");
 			return err;
 		}
 		pause_ms(1);

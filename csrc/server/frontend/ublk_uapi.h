@@ -96,23 +96,6 @@
 #define UBLK_S_DEV_FAIL_IO 3
 #endif
 
-/*
- * Since 6.3: how many bytes of the command's buffer are the path of the character device, which come
- * before all else. The older header has it inside of `data`.
- */
-static inline void ublk_set_path_bytes(struct ublksrv_ctrl_cmd *command, uint16_t bytes)
-{
-	memcpy((char *)command + 24, &bytes, sizeof(bytes));
-}
-
-/* Since 6.3: who added an unprivileged device. `reserved0` in the older header. */
-static inline void ublk_get_owner(const struct ublksrv_ctrl_dev_info *info, uint32_t *uid,
-				  uint32_t *gid)
-{
-	memcpy(uid, (const char *)info + 40, sizeof(*uid));
-	memcpy(gid, (const char *)info + 44, sizeof(*gid));
-}
-
 _Static_assert(sizeof(struct ublksrv_ctrl_cmd) == 32 &&
 		       offsetof(struct ublksrv_ctrl_dev_info, ublksrv_flags) == 32,
 	       "the places of what older headers do not name");
