@@ -8,7 +8,7 @@
 #include "base/error.h"
 
 static const char *program_name = "btrfs-ublk";
-static bool verbose_enabled, has_error;
+static bool has_error;
 
 void message_init(const char *program)
 {
@@ -50,11 +50,6 @@ int usage_error(const char *problem, const char *value)
 	else
 		msg_error("%s", problem);
 	return hint_usage();
-}
-
-void message_set_verbose(bool verbose)
-{
-	verbose_enabled = verbose;
 }
 
 bool message_has_error(void)
@@ -99,15 +94,4 @@ void msg_error_of(const struct error *error)
 	msg_error("%s", error->text);
 	if (*error->hint)
 		msg_hint("%s", error->hint);
-}
-
-void msg_debug(const char *format, ...)
-{
-	va_list args;
-
-	if (!verbose_enabled)
-		return;
-	va_start(args, format);
-	emit(": ", format, args);
-	va_end(args);
 }

@@ -32,7 +32,6 @@ int usage_error(const char *problem, const char *value);
 /* Says where the usage is explained, after a message of what is wrong. Returns EXIT_USAGE. */
 int hint_usage(void);
 
-void message_set_verbose(bool verbose);
 /* Whether there was an error message. */
 bool message_has_error(void);
 
@@ -43,5 +42,3 @@ void msg_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void msg_error_of(const struct error *error);
 void msg_hint(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void msg_warning(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* Shown with --verbose only. */
-void msg_debug(const char *format, ...) __attribute__((format(printf, 1, 2)));

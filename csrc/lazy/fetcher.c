@@ -348,8 +348,7 @@ static void free_all(struct server_fetcher *fetcher)
 	core_receive(core); /* the workers' last messages */
 	while (core_step(core))
 		;
-	if (uv_loop_close(&fetcher->loop))
-		msg_debug("a kind of mirror has not closed its handles in the fetcher's loop");
+	uv_loop_close(&fetcher->loop);
 	close(core->wake_fd);
 	core_deinit(core);
 	prefetch_deinit(&fetcher->prefetch);

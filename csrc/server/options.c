@@ -169,12 +169,6 @@ static int take_feature(const char *text, struct server_options *options)
 	return 0;
 }
 
-static int take_verbose(const char *text, struct server_options *options)
-{
-	message_set_verbose(true);
-	return 0;
-}
-
 static int take_help(const char *text, struct server_options *options);
 
 static int take_version(const char *text, struct server_options *options)
@@ -238,7 +232,6 @@ static const struct row table[] = {
 	  "one JSON line per ublk device of this machine" },
 	{ "delete-device", "ID", OPTION(delete_device),
 	  "remove a device whose server is gone; it must carry --tag" },
-	{ "verbose", NULL, take_verbose, 0, "say more on standard error" },
 	{ "help", NULL, take_help, 0, "this text" },
 	{ "version", NULL, take_version, 0, "name and version" },
 };

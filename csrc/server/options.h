@@ -37,8 +37,7 @@ struct server_options {
 };
 
 /*
- * Returns 0, or -EINVAL after a message. Does not return from --help and --version. --verbose takes
- * effect at once.
+ * Returns 0, or -EINVAL after a message. Does not return from --help and --version.
  */
 int server_options_parse(int argc, char **argv, struct server_options *options);
 

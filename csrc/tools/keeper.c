@@ -88,8 +88,7 @@ static void write_score(int score)
 
 	if (fd < 0)
 		return;
-	if (write(fd, text, (size_t)length) < 0)
-		msg_debug("%s stays as it is: %s", score_path, strerror(errno));
+	(void)!write(fd, text, (size_t)length);
 	close(fd);
 }
 

@@ -96,8 +96,6 @@ static int make_seed(const struct options *options, struct reader *reader, int f
 
 	if (flip_check(reader, &flip))
 		return msg_fail(EXIT_USAGE, "%s: %s", options->path, reader->error);
-	msg_debug("%" PRIu64 " of %" PRIu64 " extents are preallocated", flip.prealloc_extents,
-		  flip.extents);
 	if (!options->dry_run && flip_write(reader, fd, &flip)) {
 		msg_error("%s: %s", options->path, reader->error);
 		msg_hint("run it again: it goes on where it was");
@@ -174,7 +172,6 @@ int main(int argc, char **argv)
 		{ "inode", required_argument, NULL, OPTION_INODE },
 		{ "dry-run", no_argument, NULL, 'n' },
 		{ "json", no_argument, NULL, 'j' },
-		{ "verbose", no_argument, NULL, 'v' },
 		{ "help", no_argument, NULL, 'h' },
 		{ "version", no_argument, NULL, 'V' },
 		{ 0 },
@@ -199,9 +196,6 @@ int main(int argc, char **argv)
 			break;
 		case 'j':
 			options.json = true;
-			break;
-		case 'v':
-			message_set_verbose(true);
 			break;
 		case 'h':
 			return print_help(usage_text);

@@ -151,8 +151,6 @@ static void guard_once(void)
 	 */
 	if (may_trace())
 		prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
-	else
-		msg_debug("no CAP_SYS_PTRACE: this process stays dumpable, without core dumps");
 }
 
 void secret_guard_process(void)

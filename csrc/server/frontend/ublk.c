@@ -252,8 +252,9 @@ static void shorten_timeout(const struct ublk *ublk)
 		return;
 	snprintf(name, sizeof(name), "ublkb%u/queue/io_timeout", ublk->info.dev_id);
 	fd = openat(ublk->block_dir, name, O_WRONLY | O_CLOEXEC);
-	if (fd < 0 || write(fd, IO_TIMEOUT_MS, strlen(IO_TIMEOUT_MS)) < 0)
-		msg_debug("cannot shorten the time-out of requests: %s", strerror(errno));
+	/* Without it, a recovery may take longer. */
+	if (fd >= 0)
+		(void)!write(fd, IO_TIMEOUT_MS, strlen(IO_TIMEOUT_MS));
 }
 
 static int make_device(struct frontend *frontend)
@@ -330,12 +331,9 @@ static void ublk_hand_over(struct frontend *frontend)
 	struct ublk *ublk = frontend->private;
 	int err;
 
-	if (!(ublk->info.flags & UBLK_F_QUIESCE)) {
-		msg_debug("this kernel cannot quiesce a device: requests in flight are left to "
-			  "--recovery %s",
-			  ublk_recovery_name(ublk->info.flags));
+	/* Else requests in flight are left to --recovery. */
+	if (!(ublk->info.flags & UBLK_F_QUIESCE))
 		return;
-	}
 	__atomic_store_n(&ublk->draining, true, __ATOMIC_RELEASE);
 	err = ublk_quiesce_device(&ublk->control, ublk->info.dev_id, QUIESCE_WAIT_MS);
 	/* NB: there is no way back even after a failure, because no request comes any more. */

@@ -67,10 +67,8 @@ int ublk_withdraw_device(struct ublk_control *control, int dev_dir, unsigned id,
 {
 	char name[32];
 
-	if (control->features & UBLK_F_SAFE_STOP_DEV && !ublk_try_stop_device(control, id)) {
-		msg_debug("ublk device %u was not in use (TRY_STOP_DEV)", id);
+	if (control->features & UBLK_F_SAFE_STOP_DEV && !ublk_try_stop_device(control, id))
 		return 0;
-	}
 	/*
 	 * The driver counts all that have the device open as users, even udev. O_EXCL fails only
 	 * while it is mounted or otherwise claimed, and keeps others from claiming it. A device

@@ -134,7 +134,6 @@ int ublk_control_open(struct ublk_control *control)
 	 * Kernels before 6.5 do not tell. Opcodes in ioctl form came with 6.4, and plain ones still
 	 * worked.
 	 */
-	msg_debug("the kernel does not tell its ublk features: %s", strerror(-err));
 	control->encoded = false;
 	return 0;
 }

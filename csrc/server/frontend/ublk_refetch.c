@@ -14,7 +14,6 @@ struct refetch {
 	struct io_uring ring;
 	int device_fd;
 	bool encoded;
-	unsigned lost; /* number of queues that had no thread */
 	int error;
 };
 
@@ -57,11 +56,8 @@ static int fetch_queue(struct refetch *refetch, uint16_t queue)
 		return err;
 	for (; !io_uring_peek_cqe(&refetch->ring, &cqe); refused++)
 		io_uring_cqe_seen(&refetch->ring, cqe);
-	/* The driver remembers a thread, which is not this one. */
-	if (refused == depth)
-		return 0;
-	refetch->lost++;
-	return refused ? -EPROTO : 0;
+	/* All are refused if the driver remembers a thread, which is not this one. */
+	return refused && refused != depth ? -EPROTO : 0;
 }
 
 static void *fetch_all(void *argument)
@@ -96,9 +92,5 @@ int ublk_refetch(int device_fd, const struct ublksrv_ctrl_dev_info *info, bool e
 	if (err)
 		msg_error("cannot prepare ublk device %u to be taken over (FETCH_REQ): %s",
 			  info->dev_id, strerror(-err));
-	else if (refetch.lost)
-		msg_debug("ublk device %u: the last attempt to take it over had not come to %u of "
-			  "its queues",
-			  info->dev_id, refetch.lost);
 	return err;
 }
