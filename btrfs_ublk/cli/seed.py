@@ -188,9 +188,9 @@ def inspect(path: Path, as_json: bool) -> None:
     """
     layout = inspect_seed(path)
     if as_json:
-        click.echo(json.dumps(layout.to_dict()))
+        click.echo(json.dumps(layout))
         return
-    for line in _described(layout.to_dict()):
+    for line in _described(layout):
         click.echo(line)
 
 

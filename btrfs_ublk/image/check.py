@@ -433,10 +433,10 @@ class _Check:
             self.report.add("file system", what)
             return
         for what, found, said in (
-            ("UUID", str(layout.fsid), header.fsid),
-            ("size of the device", layout.device_bytes, header.device_bytes),
+            ("UUID", layout["fsid"], header.fsid),
+            ("size of the device", layout["device_bytes"], header.device_bytes),
             # The top level is one as well.
-            ("number of subvolumes", layout.subvolumes, len(header.layers) + 1),
+            ("number of subvolumes", layout["subvolumes"], len(header.layers) + 1),
         ):
             if found != said:
                 self.report.add(

@@ -7,7 +7,7 @@ from btrfs_ublk.base.exports import exporter
 if TYPE_CHECKING:
     from btrfs_ublk.seed.check import SeedReport, check_seed, check_with_progs
     from btrfs_ublk.seed.fallocate import make_fallocate_seed
-    from btrfs_ublk.seed.inspect import SeedLayout, inspect_seed
+    from btrfs_ublk.seed.inspect import inspect_seed
     from btrfs_ublk.seed.layout import DEFAULT_FILENAME, Seed, VirtualData
     from btrfs_ublk.seed.mega_extent import make_seed, parse_report
     from btrfs_ublk.seed.strategies import MEGA_EXTENT, STRATEGIES, make_seed_by

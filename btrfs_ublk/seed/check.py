@@ -112,7 +112,7 @@ def check_with_progs(path: Path) -> ProgsReport:
         layout = inspect_seed(path)
     except BtrfsUblkError as error:
         return ProgsReport(None, f"the layout cannot be read: {error.message}")
-    if layout.file_bytes >= layout.device_bytes:
+    if layout["file_bytes"] >= layout["device_bytes"]:
         return _run_progs(path)
     status = path.stat()
     if stat.S_ISBLK(status.st_mode):
@@ -124,7 +124,7 @@ def check_with_progs(path: Path) -> ProgsReport:
             "the image ends early, and a copy of full size would take "
             f"{format_size(stored_bytes)} of memory",
         )
-    with _full_size_copy(path, layout.device_bytes) as fd:
+    with _full_size_copy(path, layout["device_bytes"]) as fd:
         return _run_progs(Path(f"/proc/self/fd/{fd}"), keep_open_fd=fd)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from uuid import UUID
 
 import pytest
 from support.sanitized_build import SANITIZER_ENVIRONMENT
@@ -13,7 +11,7 @@ from support.seeds import CHUNK, EIB, GIB, MIB, NAME, TIB, mkseed
 
 from btrfs_ublk.base.helpers import HELPERS_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.seed.inspect import ChunkSum, SeedLayout, VirtualFile, inspect_seed
+from btrfs_ublk.seed.inspect import inspect_seed
 
 
 @pytest.fixture(autouse=True)
@@ -31,47 +29,50 @@ def test_a_seed_is_described_in_full(tmp_path: Path) -> None:
     fsid = "00112233-4455-6677-8899-aabbccddeeff"
     about = mkseed(*("--label=a label", "--metadata-only", f"--fsid={fsid}", path))
     layout = inspect_seed(path)
-    assert layout == SeedLayout(
-        path=path,
-        fsid=UUID(fsid),
-        device_uuid=UUID(about["device_uuid"]),
-        label="a label",
-        generation=1,
-        device_bytes=4 * EIB + 512 * GIB,
-        file_bytes=256 * GIB + 65536,
-        used_bytes=4 * EIB + about["metadata_bytes"],
-        node_bytes=16384,
-        checksum="crc32c",
-        flags=("WRITTEN", "SEEDING"),
-        incompat_flags=(
+    sizes = ("total_bytes", "shortest_bytes", "longest_bytes")
+    chunks = [
+        ("SYSTEM", "SINGLE", 1, 4 * MIB, 4 * MIB, 4 * MIB),
+        ("METADATA", "SINGLE", 1, 8 * MIB, 8 * MIB, 8 * MIB),
+        ("DATA", "RAID0", 1, MIB, MIB, MIB),
+        ("DATA", "SINGLE", 16449, 4 * EIB, 64 * TIB, CHUNK),
+    ]
+    assert layout == {
+        "path": str(path),
+        "fsid": fsid,
+        "device_uuid": about["device_uuid"],
+        "label": "a label",
+        "generation": 1,
+        "device_bytes": 4 * EIB + 512 * GIB,
+        "file_bytes": 256 * GIB + 65536,
+        "used_bytes": 4 * EIB + about["metadata_bytes"],
+        "node_bytes": 16384,
+        "checksum": "crc32c",
+        "flags": ["WRITTEN", "SEEDING"],
+        "incompat_flags": [
             *("MIXED_BACKREF", "DEFAULT_SUBVOL", "BIG_METADATA", "EXTENDED_IREF"),
             *("SKINNY_METADATA", "NO_HOLES"),
-        ),
-        compat_ro_flags=(
+        ],
+        "compat_ro_flags": [
             *("FREE_SPACE_TREE", "FREE_SPACE_TREE_VALID", "BLOCK_GROUP_TREE"),
-        ),
-        seeding=True,
-        strategy="mega-extent",
-        subvolumes=2,
-        default_subvolume=256,
-        chunks=(
-            ChunkSum("SYSTEM", "SINGLE", 1, 4 * MIB, 4 * MIB, 4 * MIB),
-            ChunkSum("METADATA", "SINGLE", 1, 8 * MIB, 8 * MIB, 8 * MIB),
-            ChunkSum("DATA", "RAID0", 1, MIB, MIB, MIB),
-            ChunkSum("DATA", "SINGLE", 16449, 4 * EIB, 64 * TIB, CHUNK),
-        ),
-        new_files_nodatasum=False,
-        virtual_data=VirtualFile(
-            filename=NAME,
-            inode=257,
-            size=4 * EIB,
-            extents=16449,
-            preallocated_extents=0,
-            device_offset=512 * GIB,
-            flags=("NODATASUM", "NODATACOW", "IMMUTABLE"),
-        ),
-    )
-    assert json.loads(json.dumps(layout.to_dict()))["fsid"] == fsid
+        ],
+        "seeding": True,
+        "strategy": "mega-extent",
+        "subvolumes": 2,
+        "default_subvolume": 256,
+        "chunks": [
+            dict(zip(("type", "profile", "count", *sizes), chunk)) for chunk in chunks
+        ],
+        "new_files_nodatasum": False,
+        "virtual_data": {
+            "filename": NAME,
+            "inode": 257,
+            "size": 4 * EIB,
+            "extents": 16449,
+            "preallocated_extents": 0,
+            "device_offset": 512 * GIB,
+            "flags": ["NODATASUM", "NODATACOW", "IMMUTABLE"],
+        },
+    }
 
 
 def test_damage_is_named(sparse_path: Path) -> None:

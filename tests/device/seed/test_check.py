@@ -37,8 +37,7 @@ def test_seeds_of_the_fallocate_strategy_are_clean(
     report = check_seed(path)
     assert report.violations == ()
     assert report.clean and report.seeding and report.strategy == "fallocate"
-    virtual = inspect_seed(path).virtual_data
-    assert virtual and virtual.preallocated_extents == 0
+    assert inspect_seed(path)["virtual_data"]["preallocated_extents"] == 0
 
 
 def populate(target: Path) -> None:

@@ -160,7 +160,7 @@ def test_what_was_asked_for_is_there(sparse_path: Path) -> None:
     assert path.stat().st_size == seed.file_bytes == seed.local_bytes < START
     dump = run(["btrfs", "inspect-internal", "dump-super", path], timeout_s=10).stdout
     assert str(fsid) in dump and "a label" in dump and "SEEDING" in dump
-    assert inspect_seed(path).default_subvolume == 256  # and not the virtual file's
+    assert inspect_seed(path)["default_subvolume"] == 256  # and not the virtual file's
     description = seed.description([PatternSegment(offset=0, length=GIB)])
     kinds = [segment.kind for segment in description.segments]
     assert kinds == ["file", "zero", "pattern", "zero"]

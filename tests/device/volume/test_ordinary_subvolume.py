@@ -183,18 +183,19 @@ def test_a_seed_of_the_first_version(sparse_path: Path, need: Need) -> None:
     path = unpack_old_seed(sparse_path)
     assert check_seed(path).clean
     layout = inspect_seed(path)
-    assert (layout.subvolumes, layout.default_subvolume) == (1, 5)
-    assert layout.new_files_nodatasum and layout.virtual_data
-    os.truncate(path, layout.device_bytes)
+    assert (layout["subvolumes"], layout["default_subvolume"]) == (1, 5)
+    file = layout["virtual_data"]
+    assert layout["new_files_nodatasum"] and file
+    os.truncate(path, layout["device_bytes"])
     target = sparse_path / "mnt"
     target.mkdir()
     with (
         loop_device(path, read_only=True) as device,
         sprout(device.path, target, parent=sparse_path),
     ):
-        assert os.listdir(target) == [layout.virtual_data.filename]
-        with reached_inode(target, layout.virtual_data.inode) as virtual:
+        assert os.listdir(target) == [file["filename"]]
+        with reached_inode(target, file["inode"]) as virtual:
             assert virtual.stat().st_size == OLD_VIRTUAL_BYTES
-            assert virtual.samefile(target / layout.virtual_data.filename)
+            assert virtual.samefile(target / file["filename"])
             clone_file(virtual, target / "c", source_offset=MIB, size_bytes=5000)
         assert (target / "c").read_bytes() == bytes(5000)
