@@ -256,9 +256,7 @@ def _print_report(report: SeedReport, progs: ProgsReport) -> None:
     result = f"clean, strategy {report.strategy}"
     if count:
         result = f"{count} violation{'s' * (count > 1)}"
-    click.echo(
-        f"{report.path}: {result}; {report.tree_blocks} tree blocks"
-    )
+    click.echo(f"{report.path}: {result}; {report.tree_blocks} tree blocks")
     for line in progs.output:
         click.echo(f"  {line}")
     if progs.clean is None:

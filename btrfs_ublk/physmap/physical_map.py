@@ -112,7 +112,12 @@ class PhysicalMap(Sequence[MapRow]):
         for row in self._rows:
             place, devid = row.physical_offset, row.devid
             whole = row.logical_size == row.physical_size
-            if row.extent_type != REGULAR or place is None or devid is None or not whole:
+            if (
+                row.extent_type != REGULAR
+                or place is None
+                or devid is None
+                or not whole
+            ):
                 end = (-1, -1, -1)
                 continue
             begin = place + row.extent_offset

@@ -99,4 +99,4 @@ def parse_rows(data: bytes) -> Iterator[MapRow]:
         mapped = values[4:]
         if _NONE in mapped:
             mapped = tuple(None if value == _NONE else value for value in mapped)
-        yield MapRow(*values[:3], _type_text(values[3]), *mapped)
+        yield MapRow._make((*values[:3], _type_text(values[3]), *mapped))

@@ -8,7 +8,7 @@ import re
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP, ROOT, UBLK, require
 from btrfs_ublk.base.log import log
-from btrfs_ublk.errors import CapabilityError, UsageError
+from btrfs_ublk.errors import CapabilityError
 from btrfs_ublk.server.front_end import FrontEnd
 from btrfs_ublk.server.fuse import FuseFrontEnd
 from btrfs_ublk.server.names import FrontEndName
@@ -25,8 +25,8 @@ def choose_front_end(
     *,
     only_ublk: bool = False,
 ) -> FrontEnd:
-    """Make the front end of a server. ``only_ublk``: something was asked for that fuse does not have. Raises
-    CapabilityError when this machine lacks it, UsageError when fuse cannot do it."""
+    """Make the front end of a server. ``only_ublk``: something was asked for that fuse
+    does not have. Raises CapabilityError when this machine lacks it."""
     require(ROOT)
     if name == "ublk":
         require(UBLK)

@@ -127,9 +127,9 @@ def volume(
     "mega-extent" or "fallocate", makes the seed. Images go to a temporary directory
     below ``parent``. ``front_end``, ``queues``, ``depth``, ``realtime`` and
     ``ready_timeout_s`` are as for BlockServer, ``read_ahead_bytes`` as for sprout().
-    ``observe(stage, thing)`` is called at each stage: "seed" (a Seed), "server" (a BlockServer), "mapping" (a
-    PhysicalMap), "sprout" (a Sprout). Raises UsageError for files or contents that
-    cannot be, Refused for a source that does not answer.
+    ``observe(stage, thing)`` is called at each stage: "seed" (a Seed), "server" (a
+    BlockServer), "mapping" (a PhysicalMap), "sprout" (a Sprout). Raises UsageError for
+    files or contents that cannot be, Refused for a source that does not answer.
     """
     ledger = ledger or process_ledger()
     _entries(files or {})  # nothing is made where they are wrong

@@ -29,15 +29,18 @@ static unsigned count_lines(const char *head, size_t length, const char *begin)
 static void check_taken(const char *data, size_t length, const struct http1_head *head)
 {
 	fuzz_require(head->length <= length && head->length <= HTTP1_HEAD_MAX_BYTES, "too long");
-	fuzz_require(head->length >= 4 && !memcmp(data + head->length - 4, "\r\n\r\n", 4), "no end");
-	fuzz_require(memmem(data, head->length - 1, "\r\n\r\n", 4) == NULL, "an end before its end");
+	fuzz_require(head->length >= 4 && !memcmp(data + head->length - 4, "\r\n\r\n", 4),
+		     "no end");
+	fuzz_require(memmem(data, head->length - 1, "\r\n\r\n", 4) == NULL,
+		     "an end before its end");
 	fuzz_require(head->status >= 200 && head->status < 600, "another status");
 	fuzz_require(count_lines(data, head->length, "content-length:") == 1, "no one length");
 	fuzz_require(!count_lines(data, head->length, "transfer-encoding:"), "a coding");
 	for (size_t at = 0; at < head->length; at++) {
 		unsigned char c = (unsigned char)data[at];
 
-		fuzz_require(c >= ' ' || c == '\t' || c == '\r' || c == '\n', "a control character");
+		fuzz_require(c >= ' ' || c == '\t' || c == '\r' || c == '\n',
+			     "a control character");
 		fuzz_require(c != '\n' || data[at - 1] == '\r', "LF alone");
 		fuzz_require(c != '\r' || data[at + 1] == '\n', "CR alone");
 	}
@@ -59,11 +62,12 @@ static void try_head(const char *data, size_t length)
 		check_taken(copy, length, &head);
 		/* Parts of it, of each length if it is short: they are no heads, but may become one. */
 		for (size_t bytes = head.length; bytes; bytes -= bytes < step ? bytes : step)
-			fuzz_require(!http1_head_parse(copy, bytes - 1, &part), "a part is something");
+			fuzz_require(!http1_head_parse(copy, bytes - 1, &part),
+				     "a part is something");
 		fuzz_require(http1_head_parse(copy, head.length, &part) == 1 &&
-			      part.content_length == head.content_length &&
-			      part.status == head.status && part.close == head.close,
-		      "what follows a head matters");
+				     part.content_length == head.content_length &&
+				     part.status == head.status && part.close == head.close,
+			     "what follows a head matters");
 	} else if (!result) {
 		fuzz_require(length < HTTP1_HEAD_MAX_BYTES, "goes on for ever");
 	}

@@ -15,8 +15,8 @@ enum { FUZZ_INPUT_BYTES_MAX = 4096, FUZZ_DIRECTORY_BYTES = 128 };
 
 struct fuzzer {
 	const char *name;
-	const char *what;   /* its arguments are; NULL: it has none */
-	size_t input_bytes; /* at most, FUZZ_INPUT_BYTES_MAX */
+	const char *what;				 /* its arguments are; NULL: it has none */
+	size_t input_bytes;				 /* at most, FUZZ_INPUT_BYTES_MAX */
 	void (*run)(const uint8_t *data, size_t length); /* must leave all as it was */
 	/* May both be NULL. With libFuzzer, for all PATHs, before the first run; else each PATH has its
 	 * own runs and end. */

@@ -196,8 +196,7 @@ static json_t *layout_json(const char *path, const struct reader *reader,
 		(int)layout->is_seeding, "strategy", layout_strategy_name(layout->strategy),
 		"subvolumes", (json_int_t)layout->subvolume_count, "default_subvolume",
 		(json_int_t)layout->default_subvolume, "chunks", json_chunks(&reader->chunks),
-		"new_files_nodatasum",
-		(int)!!(layout->top_flags & INODE_NODATACOW), "virtual_data",
+		"new_files_nodatasum", (int)!!(layout->top_flags & INODE_NODATACOW), "virtual_data",
 		json_file(reader, layout));
 }
 

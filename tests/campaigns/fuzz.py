@@ -227,7 +227,6 @@ class Target:
 TARGETS = {
     "answers": Target("what web servers, registries and token servers answer", 2048),
     "control": Target("requests to a server, and files that come with them", 4096),
-    "description": Target("descriptions of devices and sources", 4096, quick=4000),
     "codec": Target("compressed objects and their indexes", 256, _objects),
     "front": Target("what the fetch process says to its server", 1024),
     # Longer ones, and too long ones, are in test_http1_head.py.

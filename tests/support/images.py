@@ -316,7 +316,6 @@ SUPER = {
     "incompat_flags": (188, "Q"),
     "csum_type": (196, "H"),
     "dev_total_bytes": (201 + 8, "Q"),
-    "dev_bytes_used": (201 + 16, "Q"),
     "dev_uuid": (201 + 66, "B"),
     "array": (811, "B"),
 }

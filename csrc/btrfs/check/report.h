@@ -19,12 +19,12 @@ enum { REPORT_VIOLATIONS_MAX = 1000 };
 #define RULE_TREE "tree"			/* trees can be walked, checksums match */
 #define RULE_COPY "tree-block-copy"		/* the copies of DUP are equal */
 #define RULE_CHUNK_LENGTH "chunk-length"	/* kernels accept it */
-#define RULE_SEEDING "seeding"	     /* the superblock says that it is a seed */
-#define RULE_LAYOUT "layout"	     /* it is of a known strategy */
-#define RULE_SUBVOLUME "subvolume"   /* the default one exists */
-#define RULE_FILE "virtual-file"     /* its inode, flags and name */
-#define RULE_FILE_EXTENT "virtual-file-extent" /* regular, whole, without checksums */
-#define RULE_COVER "virtual-file-cover"	       /* extents cover the file, without gap or overlap */
+#define RULE_SEEDING "seeding"			/* the superblock says that it is a seed */
+#define RULE_LAYOUT "layout"			/* it is of a known strategy */
+#define RULE_SUBVOLUME "subvolume"		/* the default one exists */
+#define RULE_FILE "virtual-file"		/* its inode, flags and name */
+#define RULE_FILE_EXTENT "virtual-file-extent"	/* regular, whole, without checksums */
+#define RULE_COVER "virtual-file-cover"		/* extents cover the file, without gap or overlap */
 #define RULE_ORDER "virtual-file-order"	     /* file, logical and physical offsets rise together */
 #define RULE_MAPPING "mapping"		     /* mega-extent: logical is physical */
 #define RULE_CHUNK_EXTENT "extent-per-chunk" /* mega-extent: one, at the chunk's start */

@@ -110,10 +110,11 @@ static void check_order(struct extent_pass *pass, const struct chunk *chunk, uin
 		uint64_t mirror = super_mirror_offset(i);
 
 		if (device < mirror + SUPER_RESERVED_BYTES && device + bytes > mirror)
-			report_add(pass->check->report, RULE_SUPER_OVERLAP,
-				   "%s: at %" PRIu64
-				   " on the device, it is in the place of the superblock at %" PRIu64,
-				   cursor_name(pass->cursor, where), device, mirror);
+			report_add(
+				pass->check->report, RULE_SUPER_OVERLAP,
+				"%s: at %" PRIu64
+				" on the device, it is in the place of the superblock at %" PRIu64,
+				cursor_name(pass->cursor, where), device, mirror);
 	}
 	pass->logical_end = logical + bytes;
 	pass->device_end = device + bytes;

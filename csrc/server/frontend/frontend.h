@@ -26,9 +26,9 @@ struct frontend {
 	/* Set by the caller. */
 	const struct frontend_ops *ops;
 	struct engine *engine;
-	bool realtime;		     /* threads have precedence over all that is not real-time */
-	int wanted_id;		     /* the device's number, if there are numbers; -1: any */
-	uint64_t tag;		     /* by which `gc` recognizes our devices */
+	bool realtime; /* threads have precedence over all that is not real-time */
+	int wanted_id; /* the device's number, if there are numbers; -1: any */
+	uint64_t tag;  /* by which `gc` recognizes our devices */
 	enum recovery_mode recovery;
 	int recover_id; /* the device to take over; -1: make a new one */
 	bool grow; /* a device that is taken over may be smaller than the engine's address space */

@@ -246,7 +246,8 @@ def test_each_violation_is_named(seed: Path, rule: str, text: str, edit: Edit) -
 #: What any btrfs has to keep, one for each kind of structure: ours does not look there.
 OF_ANY_BTRFS: dict[str, Edit] = {
     "bytes used": superblock("bytes_used", 4096),
-    "device": superblock("dev_bytes_used", 4096),
+    "device": change_item(CHUNK_TREE, (1, fmt.DEV_ITEM, 1), "Q", 16, 4096),
+    "device UUID": superblock("dev_uuid", lambda byte: byte ^ 1),
     "tree": delete(ROOT_TREE, (4, fmt.ROOT_ITEM, 0)),
     "device extent": delete(fmt.DEV_TREE, (1, fmt.DEV_EXTENT, CHUNKS[2])),
     "block group": delete(GROUPS, (CHUNKS[3], fmt.BLOCK_GROUP_ITEM, STEP)),
@@ -254,9 +255,7 @@ OF_ANY_BTRFS: dict[str, Edit] = {
     "extent": delete(EXTENTS, extent_item(2)),
     "reference": change_item(EXTENTS, extent_item(1), "Q", 24 + 1 + 8, 300),
     "count": change_item(EXTENTS, extent_item(1), "I", 24 + 1 + 24, 2),
-    "free space": delete(
-        fmt.FREE_SPACE_TREE, (CHUNKS[3], fmt.FREE_SPACE_INFO, STEP)
-    ),
+    "free space": delete(fmt.FREE_SPACE_TREE, (CHUNKS[3], fmt.FREE_SPACE_INFO, STEP)),
     "subvolume": delete(ROOT_TREE, (5, fmt.ROOT_REF, 256)),
 }
 

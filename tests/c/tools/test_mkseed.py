@@ -134,4 +134,3 @@ def test_given_all_inputs_the_image_is_known(tmp_path: Path) -> None:
         *IDENTITY, "--metadata-only", "--virtual-data-size=1P", tmp_path / "seed.img"
     )
     assert digest(tmp_path / "seed.img") == GOLDEN
-

@@ -13,7 +13,7 @@ import subprocess
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,7 @@ def rows_of(path: Path) -> list[Row]:
     )
     names, *lines = done.stdout.splitlines()
     assert names.lower().replace(" ", "_").split("\t") == list(MapRow._fields)
-    texts = ["" if x is None else str(x) for row in plain for x in astuple(row)]
+    texts = ["" if x is None else str(x) for row in plain for x in row]
     assert [x for line in lines for x in line.split("\t")] == texts
     return rows
 

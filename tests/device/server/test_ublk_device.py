@@ -1,5 +1,5 @@
-"""What only ublk devices have: numbers, records of the driver that carry tags, features
-of the driver, and owners that are not root."""
+"""What only ublk devices have: numbers, records of the driver that carry tags, and
+features of the driver."""
 
 from __future__ import annotations
 
@@ -8,19 +8,12 @@ import json
 import mmap
 import os
 import platform
-import shutil
-import stat
 import subprocess
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.needs import Need, inapplicable
 from support.processes import ServerProcess
-from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import UBLK
 from btrfs_ublk.base.helpers import SERVER, helper_path
@@ -181,9 +174,7 @@ def test_a_device_starts_without_a_read(need: Need) -> None:
         assert server.stats().kinds["error"].reads == 0
 
 
-def test_a_feature_can_be_insisted_on(
-    need: Need, tmp_path: Path
-) -> None:
+def test_a_feature_can_be_insisted_on(need: Need, tmp_path: Path) -> None:
     need(UBLK)
     path = tmp_path / "description.json"
     path.write_text(FAILING.to_json())
