@@ -40,14 +40,8 @@ from failing_calls import (
     tables,
 )
 from support.sanitized_build import SANITIZER_ENVIRONMENT
-from support.shells import (
-    BLOCK,
-    EngineShell,
-    describe,
-    engine_shell,
-    start_engine,
-)
-from support.web_servers import response, scripted_server
+from support.shells import BLOCK, EngineShell, describe
+from support.web_servers import ranged, response, scripted_server
 
 from btrfs_ublk.base.capabilities import FUSE, require
 from btrfs_ublk.base.entry import PathType, run_command
@@ -183,7 +177,8 @@ class Scene:
         files = {name: str(directory / name) for name in ("map", "cache")}
         lazy = {"kind": "lazy", "length": GIB} | files
         self._description = describe(lazy | {"deadline_s": _DEADLINE_S})
-        (directory / "description").write_text(json.dumps(describe(lazy)))
+        self._patient = describe(lazy)
+        (directory / "description").write_text(json.dumps(self._patient))
         self.failing = Failing(directory / "failing")
 
     def web(self, request: str) -> bytes:
@@ -193,31 +188,22 @@ class Scene:
             return response(head, b'{"schemaVersion": 2, "layers": []}')
         if request.startswith("HEAD"):
             return response("200 OK\nETag: 1", length=_BLOCKS * BLOCK)
-        found = re.search(r"range: bytes=(\d+)-(\d+)", request, re.IGNORECASE)
-        assert found, request
-        first, last = int(found[1]), int(found[2])
-        of = f"Content-Range: bytes {first}-{last}/{_BLOCKS * BLOCK}"
-        data = b"".join(self.data[first // BLOCK : last // BLOCK + 1])
-        start = first % BLOCK
-        data = data[start : start + last - first + 1]
-        return response(f"206 Partial Content\nETag: 1\n{of}", data)
+        return ranged(request, b"".join(self.data), "ETag: 1")
 
     @contextmanager
     def server(self, **environment: str) -> Iterator[EngineShell]:
         """A server, which goes on with what the last one has left."""
         log = self.directory / "log"
-        with engine_shell(
+        with EngineShell(
             self._build, self._description, environment=environment, log=log
         ) as self.shell:
             yield self.shell
 
     def start(self) -> EngineShell:
         """A server whose calls fail while it starts."""
-        where = self.directory
-        variables = {"FAILING": str(where / "failing")} | _NO_LEAKS
-        return start_engine(
-            self._build, where / "description", variables, where / "log"
-        )
+        variables = {"FAILING": str(self.directory / "failing")} | _NO_LEAKS
+        log = self.directory / "log"
+        return EngineShell(self._build, self._patient, environment=variables, log=log)
 
     def start_fuse(self) -> FuseServer:
         """The same, with a file."""

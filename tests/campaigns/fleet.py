@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import tempfile
 import threading
 import time
@@ -32,16 +31,9 @@ from typing import Any
 import campaign
 import click
 from campaign import Run
-from support.shells import (
-    EngineShell,
-    FetchShell,
-    StoreShell,
-    describe,
-    engine_shell,
-    fetch_shell,
-)
+from support.shells import EngineShell, FetchShell, StoreShell, describe
 from support.sites import Machine, Network, Ring, ring
-from support.web_servers import ScriptedServer, response, scripted_server
+from support.web_servers import ScriptedServer, ranged, response, scripted_server
 
 from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.bench import options
@@ -66,15 +58,11 @@ class Origin:
     sent: int = 0
 
     def __call__(self, request: str) -> bytes | Iterator[bytes]:
-        found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
         if not self.alive:
             return b""
-        if request.startswith("HEAD ") or found is None:
+        if request.startswith("HEAD ") or "range:" not in request.lower():
             return response('200 OK\nETag: "it"', length=len(self.data))
-        first, last = int(found[1]), min(int(found[2]), len(self.data) - 1)
-        head = f"206 Partial Content\nContent-Range: bytes {first}-{last}/"
-        head += f'{len(self.data)}\nETag: "it"'
-        return self._counted(response(head, self.data[first : last + 1]))
+        return self._counted(ranged(request, self.data, 'ETag: "it"'))
 
     def _counted(self, answer: bytes) -> Iterator[bytes]:
         for at in range(0, len(answer), _PIECE):
@@ -143,7 +131,7 @@ def fleet(site: Site, mirror: dict[str, Any], data: bytes) -> Iterator[list[_Rea
         for number, machine in enumerate(machines):
             log = logs / str(number)
             with machine.inside():
-                shell = stack.enter_context(fetch_shell(site.build, log=log))
+                shell = stack.enter_context(FetchShell(site.build, log=log))
             source = shell.add({"size": len(data), "unit": UNIT, "mirrors": [mirror]})
             if mirror["kind"] == "http":
                 shell.pin(source, 'etag "it"')
@@ -171,7 +159,7 @@ def devices(site: Site, mirror: dict[str, Any], data: bytes) -> Iterator[list[_R
             lazy = {"kind": "lazy", "length": len(data), "map": str(path)}
             with machine.inside():
                 shell = stack.enter_context(
-                    engine_shell(site.build, describe(lazy), log=Path(f"{path}.log"))
+                    EngineShell(site.build, describe(lazy), log=Path(f"{path}.log"))
                 )
             made.append(partial(Reader.read_device, shell=shell, data=data))
         yield made

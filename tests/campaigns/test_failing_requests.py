@@ -10,7 +10,7 @@ import pytest
 from failing_calls import ALLOCATION, EVERY_LATER, numbers
 from failing_requests import REQUESTS, START_FUSE, fail, scene_of
 from support.needs import Need
-from support.shells import describe, engine_shell
+from support.shells import EngineShell, describe
 
 from btrfs_ublk.base.capabilities import FUSE
 
@@ -37,7 +37,7 @@ def test_no_memory(sanitized_build: Path, tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("room", [0, 9000])
 def test_no_memory_for_a_line(sanitized_build: Path, room: int) -> None:
     """The connection was dropped, and if it was the owner's, the server ended."""
-    with engine_shell(sanitized_build, describe(ZERO)) as shell:
+    with EngineShell(sanitized_build, describe(ZERO)) as shell:
         for number in (1, 2, 3):
             shell.fail("allocation", number)
             answer = shell.map_request("stats", room=" " * room)

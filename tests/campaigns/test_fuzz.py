@@ -6,7 +6,6 @@ at random from its corpus, which also has each input that has failed once.
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from fuzz import CORPORA, LIBFUZZER, TARGETS, unpack_corpus
 from support.needs import Need
 from support.paths import PROJECT
-from support.sanitized_build import SANITIZER_ENVIRONMENT
+from support.sanitized_build import run_sanitized
 
 #: They have tests of their own, on more objects.
 OTHERS = {"codec": "c/codec/test_codec.py", "tar": "c/image/test_sources.py"}
@@ -33,14 +32,7 @@ def test_random_inputs(sanitized_build: Path, tmp_path: Path, name: str) -> None
         words += ["--corpus", corpus]
     if target.subjects:
         words += target.subjects(tmp_path)
-    done = subprocess.run(
-        [sanitized_build / f"csrc/tests/fuzz-{name}", *words],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        env=os.environ | SANITIZER_ENVIRONMENT,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_sanitized(sanitized_build / f"csrc/tests/fuzz-{name}", *words)
 
 
 def test_all_targets_are_fuzzed() -> None:

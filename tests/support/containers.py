@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import re
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
+from support.images import tar_of, tar_of_entries
 from support.lazy_images import Place, place_fixture
 from support.processes import ending_with_us, stop
 from support.waiting import wait_until
@@ -58,19 +57,6 @@ def is_containerd_2() -> bool:
     return bool(re.search(r" v?2\.", said))
 
 
-def layer(entries: Sequence[_Entry]) -> bytes:
-    """A tar of directories (without content) and files."""
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        for name, data, mode in entries:
-            info = tarfile.TarInfo(name)
-            info.mode = mode
-            info.type = tarfile.DIRTYPE if data is None else tarfile.REGTYPE
-            info.size = len(data or b"")
-            tar.addfile(info, io.BytesIO(data or b""))
-    return file.getvalue()
-
-
 def write_image(path: Path, layers: Sequence[bytes]) -> None:
     """Write an archive of an OCI image layout."""
     blobs: dict[str, bytes] = {}
@@ -99,11 +85,7 @@ def write_image(path: Path, layers: Sequence[bytes]) -> None:
     index = {"schemaVersion": 2, "manifests": [entry]}
     blobs["index.json"] = json.dumps(index).encode()
     blobs["oci-layout"] = json.dumps({"imageLayoutVersion": "1.0.0"}).encode()
-    with tarfile.open(path, "w") as tar:
-        for name, data in blobs.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
+    path.write_bytes(tar_of(blobs))
 
 
 class Host:
@@ -245,7 +227,7 @@ def image(tmp_path: Path) -> Path:
     ]
     upper: list[_Entry] = [("etc/name", b"upper\n", 0o644), ("etc/.wh.gone", b"", 0)]
     path = tmp_path / "image.tar"
-    write_image(path, [layer(base), layer(upper)])
+    write_image(path, [tar_of_entries(base), tar_of_entries(upper)])
     return path
 
 

@@ -45,6 +45,17 @@ class Operation:
     data: bytes
 
 
+def logged_writes(build: Path, log: Path, directory: Path) -> dict[str, str]:
+    """Return variables that have a program of that build log what it does in a
+    directory."""
+    return {
+        "LD_PRELOAD": str(build / "csrc/tests/write-log.so"),
+        "WRITE_LOG": str(log),
+        "WRITE_LOG_DIR": str(directory),
+        "ASAN_OPTIONS": "verify_asan_link_order=0:exitcode=99",
+    }
+
+
 def read_log(path: Path) -> list[Operation]:
     """All records; the last one not, where a process that was killed has cut it."""
     raw = path.read_bytes()

@@ -17,12 +17,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.paths import TESTS
-from support.web_servers import ScriptedServer, response, scripted_server
+from support.shells import FetchShell
+from support.web_servers import Script, ScriptedServer, ranged, scripted_server
 
 from btrfs_ublk.units import MIB
 
@@ -233,16 +235,22 @@ UNIT = 64 << 10
 
 def server_of(request: str) -> bytes:
     """Answer with the range that was asked for."""
-    lines = dict(x.split(": ", 1) for x in request.splitlines()[1:] if ": " in x)
-    first, last = map(int, lines["Range"].removeprefix("bytes=").split("-"))
-    head = f"206 Partial Content\nContent-Range: bytes {first}-{last}/{len(DATA)}"
-    return response(f'{head}\nETag: "one"', DATA[first : last + 1])
+    return ranged(request, DATA, 'ETag: "one"')
 
 
 @pytest.fixture
 def server() -> Iterator[ScriptedServer]:
     with scripted_server(server_of) as running:
         yield running
+
+
+@contextmanager
+def fetching(
+    build: Path, script: Script, *options: str, log: Path | None = None
+) -> Iterator[tuple[ScriptedServer, FetchShell]]:
+    """Run a server of that script, and a fetch-shell."""
+    with scripted_server(script) as made, FetchShell(build, *options, log=log) as shell:
+        yield made, shell
 
 
 def source_of(server: ScriptedServer, **keys: Any) -> dict[str, Any]:

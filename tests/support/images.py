@@ -13,7 +13,7 @@ import shutil
 import struct
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,19 +54,34 @@ UNIT = 64 * KIB
 PLATFORM = {"os": "linux", "architecture": "amd64"}
 
 
+def tar_of_entries(
+    entries: Iterable[tuple[str, bytes | str | None, int]], *, mtime: int = 0
+) -> bytes:
+    """Return a tar of files, directories (None) and symbolic links (a target), each
+    with its mode."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for name, content, mode in entries:
+            member = tarfile.TarInfo(name)
+            member.mode, member.mtime = mode, mtime
+            if isinstance(content, str):
+                member.type, member.linkname = tarfile.SYMTYPE, content
+                tar.addfile(member)
+                continue
+            member.type = tarfile.DIRTYPE if content is None else tarfile.REGTYPE
+            member.size = len(content or b"")
+            tar.addfile(member, io.BytesIO(content or b""))
+    return made.getvalue()
+
+
 def tar_of(files: dict[str, bytes] | bytes) -> bytes:
     """Return a tar of these files; one that is already made, as it is."""
     if isinstance(files, bytes):
         return files
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as tar:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            if data.startswith(b"\x7fELF"):
-                member.mode = 0o755
-            tar.addfile(member, io.BytesIO(data))
-    return made.getvalue()
+    return tar_of_entries(
+        (name, data, 0o755 if data.startswith(b"\x7fELF") else 0o644)
+        for name, data in files.items()
+    )
 
 
 def ordinary_image(
@@ -74,12 +89,17 @@ def ordinary_image(
 ) -> Descriptor:
     """Add an image of these layers to a layout, without naming it."""
     tars = [tar_of(files) for files in layers]
-    about = {
-        **PLATFORM,
-        "rootfs": {"type": "layers", "diff_ids": [digest_of(x) for x in tars]},
-        **config,
-    }
-    blobs = [layout.add(LAYER, gzip.compress(x, mtime=0)) for x in tars]
+    stored = [(LAYER, tar, gzip.compress(tar, mtime=0)) for tar in tars]
+    return stored_image(layout, stored, **config)
+
+
+def stored_image(
+    layout: Layout, layers: Sequence[tuple[str, bytes, bytes]], **config: Any
+) -> Descriptor:
+    """The same of layers with their media type: the tar, and what is stored of it."""
+    diff_ids = [digest_of(tar) for _, tar, _ in layers]
+    about = {**PLATFORM, "rootfs": {"type": "layers", "diff_ids": diff_ids}, **config}
+    blobs = [layout.add(kind, stored) for kind, _, stored in layers]
     document = {
         "schemaVersion": 2,
         "mediaType": MANIFEST,
@@ -266,14 +286,8 @@ def small_tree(top: Path) -> Path:
 
 def layer(path: Path, *entries: tuple[str, bytes | None]) -> dict[str, Any]:
     """A tar of files, and of directories, which have no content."""
-    with tarfile.open(path, "w") as tar:
-        for name, data in entries:
-            info = tarfile.TarInfo(name)
-            info.mtime = 1234567890
-            info.mode = 0o755 if data is None else 0o644
-            info.type = tarfile.DIRTYPE if data is None else tarfile.REGTYPE
-            info.size = len(data or b"")
-            tar.addfile(info, io.BytesIO(data or b""))
+    modes = [(name, data, 0o755 if data is None else 0o644) for name, data in entries]
+    path.write_bytes(tar_of_entries(modes, mtime=1234567890))
     return {"kind": "tar", "path": path, "whiteouts": True}
 
 

@@ -3,13 +3,12 @@ loopback that answers for all others, and plugins that bring logins."""
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
-import tarfile
 from pathlib import Path
 
 from support.containers import BUSYBOX, Host, write_image  # noqa: F401
+from support.images import tar_of_entries
 from support.lazy_images import Place, place_fixture
 from support.registry import USER
 
@@ -81,30 +80,21 @@ def busybox_layer(more: str = "") -> bytes:
     tells images apart."""
     program = Path("/bin/busybox").read_bytes()
     listed = subprocess.run(["/bin/busybox", "--list"], capture_output=True, check=True)
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as tar:
-
-        def add(name: str, data: bytes | None, mode: int) -> None:
-            info = tarfile.TarInfo(name)
-            info.mode, info.size = mode, len(data or b"")
-            info.type = tarfile.DIRTYPE if data is None else tarfile.REGTYPE
-            tar.addfile(info, io.BytesIO(data or b""))
-
-        for name in ("bin", "dev", "etc", "home", "proc", "root", "sys", "www"):
-            add(name, None, 0o755)
-        add("tmp", None, 0o1777)
-        add("etc/passwd", _PASSWD.encode(), 0o644)
-        add("etc/group", _GROUP.encode(), 0o644)
-        add("www/index.html", b"It works!\n", 0o644)
-        add("etc/image", more.encode(), 0o644)
-        add("bin/busybox", program, 0o755)
-        add("bin/pgrep", _PGREP.encode(), 0o755)
-        for applet in listed.stdout.decode().split():
-            if applet not in ("busybox", "pgrep"):
-                link = tarfile.TarInfo(f"bin/{applet}")
-                link.type, link.linkname = tarfile.SYMTYPE, "busybox"
-                tar.addfile(link)
-    return made.getvalue()
+    directories = ("bin", "dev", "etc", "home", "proc", "root", "sys", "www")
+    applets = set(listed.stdout.decode().split()) - {"busybox", "pgrep"}
+    return tar_of_entries(
+        [
+            *((name, None, 0o755) for name in directories),
+            ("tmp", None, 0o1777),
+            ("etc/passwd", _PASSWD.encode(), 0o644),
+            ("etc/group", _GROUP.encode(), 0o644),
+            ("www/index.html", b"It works!\n", 0o644),
+            ("etc/image", more.encode(), 0o644),
+            ("bin/busybox", program, 0o755),
+            ("bin/pgrep", _PGREP.encode(), 0o755),
+            *((f"bin/{applet}", "busybox", 0o644) for applet in sorted(applets)),
+        ]
+    )
 
 
 #: A plugin that answers with what is in the file `answer`, and keeps what it was asked.

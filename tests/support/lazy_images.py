@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from support import compressed
-from support.images import tagged_image, tar_of
+from support.images import stored_image, tagged_image, tar_of
 from support.needs import Need
 from support.registry import PASSWORD, REGISTRY, USER, Registry, registry_server
 
@@ -28,12 +28,9 @@ from btrfs_ublk.containers.store import SNAPSHOT_REF
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.documents import (
-    CONFIG,
-    MANIFEST,
     SEALED_IN,
     Descriptor,
     digest_of,
-    to_bytes,
 )
 from btrfs_ublk.image.indexed import IndexedImage, index_image
 from btrfs_ublk.image.layout import Layout
@@ -117,10 +114,8 @@ class Place:
         work = self.path / f"build-{repository.replace('/', '-')}"
         source = tagged_image(work / "source", *layers, config=config)
         built = build_image(source, work / "built", BuildOptions(threads=1))
-        layout = Layout.opened(built.name.path)
         target = Reference(self.registry.host, repository, tag)
-        with open_repository(target, self.access, writing=True) as opened:
-            push_image(layout, layout.find("app"), target, opened)
+        push(self, built.name, target)
         shutil.rmtree(work)
         return Image(str(target), built.sealed, layers)
 
@@ -130,10 +125,8 @@ class Place:
         """Push an image that has no artifact; ``sealed`` is its manifest's digest."""
         work = self.path / f"plain-{repository.replace('/', '-')}"
         source = tagged_image(work / "source", *layers, config=config)
-        layout = Layout.opened(source.path)
         target = Reference(self.registry.host, repository, tag)
-        with open_repository(target, self.access, writing=True) as opened:
-            digest = push_image(layout, layout.find("app"), target, opened).digest
+        digest = push(self, source, target)
         shutil.rmtree(work)
         return Image(str(target), digest, layers)
 
@@ -143,9 +136,7 @@ class Place:
         made = index_image(
             target, work, BuildOptions(threads=1), tag="app", access=self.access
         )
-        layout = Layout.opened(work)
-        with open_repository(target, self.access, writing=True) as opened:
-            push_image(layout, layout.find("app"), target, opened)
+        push(self, made.name, target)
         shutil.rmtree(work)
         return made.digest
 
@@ -157,10 +148,8 @@ class Place:
 
     def lose_layers(self, image: Image) -> None:
         """Remove an image's layers from the registry, so that nobody can fetch them."""
-        blobs = self.path / "registry/storage/docker/registry/v2/blobs/sha256"
         for digest in image.blobs:
-            number = digest.partition(":")[2]
-            (blobs / number[:2] / number / "data").unlink()
+            blob_path(self, digest).unlink()
 
 
 @contextmanager
@@ -250,16 +239,7 @@ def image_of(
 ) -> LayoutName:
     """Make a layout of an image. Layers are (media type, tar, what is stored)."""
     layout = Layout.made(path)
-    diff_ids = [digest_of(tar) for _, tar, _ in layers]
-    config = PLATFORM | {"rootfs": {"type": "layers", "diff_ids": diff_ids}}
-    blobs = [layout.add(kind, stored) for kind, _, stored in layers]
-    document = {
-        "schemaVersion": 2,
-        "mediaType": MANIFEST,
-        "config": dict(layout.add(CONFIG, to_bytes(config)).raw),
-        "layers": [dict(each.raw) for each in blobs],
-    }
-    layout.tag(layout.add(MANIFEST, to_bytes(document)), tag)
+    layout.tag(stored_image(layout, layers), tag)
     return LayoutName(path, tag)
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,25 @@ SANITIZER_ENVIRONMENT = {
     "ASAN_OPTIONS": "exitcode=99:detect_leaks=1",
     "UBSAN_OPTIONS": "halt_on_error=1:exitcode=99:print_stacktrace=1",
 }
+
+
+def run_sanitized(
+    program: Path,
+    *arguments: object,
+    given: bytes = b"",
+    statuses: Collection[int] = (0,),
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a program of that build, which must end with one of these statuses."""
+    done = subprocess.run(
+        [program, *map(str, arguments)],
+        input=given,
+        capture_output=True,
+        timeout=300,
+        env=os.environ | SANITIZER_ENVIRONMENT | dict(environment or {}),
+    )
+    assert done.returncode in statuses, done.stderr.decode(errors="replace")[-4000:]
+    return done
 
 
 @pytest.fixture

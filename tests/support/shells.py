@@ -10,43 +10,69 @@ import os
 import random
 import struct
 import subprocess
-import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from support.sanitized_build import SANITIZER_ENVIRONMENT
 from support.waiting import wait_until
 
-STORE_TIMEOUT_S = 240
+BLOCK = 4096
+UNIT = 65536
+HEADER_BYTES = 512
+#: Variables that are removed, so that tests reach their servers without a proxy.
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 
-class StoreShell:
-    """``with StoreShell(build, path) as shell:`` closes the map at the end."""
+class Shell:
+    """A running program that answers lines. At the end of its ``with``, it is closed,
+    which fails if a sanitizer has found something; it is killed if the test fails."""
+
+    program = ""
+    timeout_s = 60
 
     def __init__(
-        self, build: Path, path: Path, environment: dict[str, str] | None = None
+        self,
+        build: Path,
+        *arguments: object,
+        document: object = None,
+        environment: Mapping[str, str] | None = None,
+        log: Path | None = None,
+        prefix: Sequence[str | Path] = (),
     ) -> None:
-        self.process = subprocess.Popen(
-            [str(build / "csrc/tests/store-shell"), str(path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | SANITIZER_ENVIRONMENT | (environment or {}),
-        )
-        #: Its first line: about the map, or why it was refused.
-        self.opened: dict[str, Any] = {}
+        """``document`` is its last argument, a file of JSON; ``log`` gets stderr;
+        ``prefix`` is put in front of its command."""
+        inherited = {k: v for k, v in os.environ.items() if k.lower() not in _PROXIES}
+        with ExitStack() as stack:
+            passed = []
+            if document is not None:
+                file = stack.enter_context(open(os.memfd_create("it.json", 0), "w+"))
+                json.dump(document, file)
+                file.flush()
+                passed.append(file.fileno())
+                arguments = (*arguments, f"/proc/self/fd/{file.fileno()}")
+            stderr = stack.enter_context(log.open("wb") if log else nullcontext())
+            program = build / "csrc/tests" / self.program
+            self.process = subprocess.Popen(
+                [*map(str, (*prefix, program, *arguments))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                pass_fds=passed,
+                env=inherited | SANITIZER_ENVIRONMENT | dict(environment or {}),
+            )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self._stdin, self._stdout = self.process.stdin, self.process.stdout
+        self._ended = False
 
-    def __enter__(self) -> StoreShell:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            self._fail()
-        self.opened = json.loads(line)
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -57,30 +83,75 @@ class StoreShell:
     ) -> None:
         if error is not None:
             self.kill()
-        if self.process.poll() is not None:
-            return
-        expected = 1 if "error" in self.opened else 0
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        status = self.process.wait(STORE_TIMEOUT_S)
-        self._close()
-        assert status == expected, status
+        elif not self._ended:
+            self.close()
+
+    def send(self, *words: object) -> None:
+        """Send a line without waiting for its answer."""
+        self._stdin.write(" ".join(map(str, words)).encode() + b"\n")
+        self._stdin.flush()
+
+    def line(self, *words: object) -> str:
+        """Send a line, if there is one to send, and return a line of the answer: "" if
+        the process has ended."""
+        if words:
+            self.send(*words)
+        return self._stdout.readline().decode().strip()
+
+    def document(self, *words: object) -> dict[str, Any]:
+        """As line(), of JSON. Raises ValueError if the process has ended."""
+        made: dict[str, Any] = json.loads(self.line(*words))
+        return made
 
     def kill(self) -> None:
-        """Kill with SIGKILL."""
+        """Kill with SIGKILL. A process that has ended is no error."""
         self.process.kill()
-        self.process.wait(STORE_TIMEOUT_S)
-        self._close()
+        self.end()
+
+    def end(self) -> int:
+        """End the process, unless it has ended; return its exit status."""
+        self._ended = True
+        with suppress(BrokenPipeError):  # it has not read all
+            self._stdin.close()
+        status = self.process.wait(self.timeout_s)
+        self._stdout.close()
+        return status
+
+    def close(self, status: int = 0) -> None:
+        """End the process; fail if a sanitizer reports something."""
+        assert self.end() == status
+
+
+def refusal(
+    shell: type[Shell], *given: Any, statuses: Collection[int] = (1, 2), **options: Any
+) -> str:
+    """Return what a shell says that is refused what it is given."""
+    with open(os.memfd_create("said"), "rb") as said:
+        path = Path(f"/proc/self/fd/{said.fileno()}")
+        assert shell(*given, log=path, **options).end() in statuses
+        return said.read().decode()
+
+
+class StoreShell(Shell):
+    program = "store-shell"
+    timeout_s = 240
+
+    def __init__(
+        self, build: Path, path: Path, environment: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(build, path, environment=environment)
+        #: Its first line: about the map, or why it was refused.
+        self.opened: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        self.opened = self.document()
+        return self
+
+    def close(self, status: int = 0) -> None:
+        super().close(1 if "error" in self.opened else 0)
 
     def ask(self, **command: Any) -> dict[str, Any]:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps(command) + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            self._fail()
-        reply: dict[str, Any] = json.loads(line)
-        return reply
+        return self.document(json.dumps(command))
 
     def add(
         self,
@@ -95,16 +166,6 @@ class StoreShell:
         mappings: list[list[int]] = self.ask(list=True)["mappings"]
         return mappings
 
-    def _fail(self) -> None:
-        self.process.kill()
-        assert self.process.stderr is not None
-        raise AssertionError(f"the shell ended: {self.process.stderr.read()}")
-
-    def _close(self) -> None:
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            assert stream is not None
-            stream.close()
-
 
 def units_of(data: bytes, unit_bytes: int) -> list[bytes]:
     """Return the digest of each unit."""
@@ -118,10 +179,6 @@ def root_of(digests: list[bytes], *, size_bytes: int, unit_bytes: int) -> str:
     """Compute the root digest, as docs/materialisation.md defines it."""
     header = b"btrfs-ublk units 1\n" + struct.pack("<QI", size_bytes, unit_bytes)
     return hashlib.sha256(header + b"".join(digests)).hexdigest()
-
-
-BLOCK = 4096
-UNIT = 65536
 
 
 def pattern(length: int) -> bytes:
@@ -189,13 +246,9 @@ class VirtualData:
         return b"".join(known) if len(known) == len(blocks) else errno.EIO
 
 
-TIMEOUT_S = 60
-HEADER_BYTES = 512
-
-
 def punch_hole(path: Path, offset: int, length: int) -> None:
     place = "-o", str(offset), "-l", str(length)
-    subprocess.run(["fallocate", "-p", *place, path], check=True, timeout=TIMEOUT_S)
+    subprocess.run(["fallocate", "-p", *place, path], check=True, timeout=60)
 
 
 def key_of(number: int) -> str:
@@ -203,114 +256,47 @@ def key_of(number: int) -> str:
     return (number + 1).to_bytes(8, "little").hex() * 4
 
 
-class CacheShell:
-    """One process that has the cache open; see csrc/tests/cache-shell.c."""
+class CacheShell(Shell):
+    """One process that has the cache open; see csrc/tests/cache-shell.c.
+    ``reserve_bytes`` 0 is the default: a twentieth of the disk."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
+    program = "cache-shell"
 
-    def ask(self, *words: object) -> str:
-        """Return the answer to a line, or "" if the process died meanwhile."""
-        self.send(*words)
-        return self.answer()
-
-    def send(self, *words: object) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(" ".join(str(word) for word in words) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+    def __init__(
+        self,
+        build: Path,
+        directory: Path,
+        *,
+        max_bytes: int = 0,
+        reserve_bytes: int = 1,
+        **options: Any,
+    ) -> None:
+        super().__init__(build, directory, max_bytes, reserve_bytes, **options)
 
     def open(self, index: int, size: int, unit_bytes: int, key: str = "") -> str:
-        return self.ask("open", index, key or key_of(index), size, unit_bytes)
+        return self.line("open", index, key or key_of(index), size, unit_bytes)
 
     def stats(self) -> Any:
-        return json.loads(self.ask("stats"))
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(TIMEOUT_S)
-
-    def close(self) -> None:
-        """End the process; fail if a sanitizer reports something."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        assert self.process.wait(TIMEOUT_S) == 0
+        return self.document("stats")
 
 
-def start_shell(
-    build: Path,
-    directory: Path,
-    *,
-    max_bytes: int = 0,
-    reserve_bytes: int = 1,
-    environment: dict[str, str] | None = None,
-) -> CacheShell:
-    """Start a shell; ``reserve_bytes`` 0 is the default: a twentieth of the disk."""
-    return CacheShell(
-        subprocess.Popen(
-            [
-                str(build / "csrc/tests/cache-shell"),
-                str(directory),
-                str(max_bytes),
-                str(reserve_bytes),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | SANITIZER_ENVIRONMENT | (environment or {}),
-        )
-    )
-
-
-@contextmanager
-def cache_shell(build: Path, directory: Path, **options: Any) -> Iterator[CacheShell]:
-    """Run a shell. At the end, close it, or kill it if the test fails."""
-    shell = start_shell(build, directory, **options)
-    with shell.process:
-        try:
-            yield shell
-            if shell.process.poll() is None:
-                shell.close()
-        finally:
-            shell.process.kill()
-
-
-def cache_refusal(build: Path, directory: Path, *, reserve_bytes: int = 1) -> str:
-    """Return the error that a cache in ``directory`` is refused with."""
-    done = subprocess.run(
-        [
-            str(build / "csrc/tests/cache-shell"),
-            str(directory),
-            "0",
-            str(reserve_bytes),
-        ],
-        input="",
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        env=os.environ | SANITIZER_ENVIRONMENT,
-    )
-    assert done.returncode == 1, done
-    return done.stderr
-
-
-SHELL_TIMEOUT_S = 60
-
-
-class EngineShell:
+class EngineShell(Shell):
     """One engine-shell process, which gets requests as lines."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
+    program = "engine-shell"
 
-    def send(self, line: str) -> None:
-        """Send a request without waiting for its answer."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(line.encode() + b"\n")
-        self._process.stdin.flush()
+    def __init__(
+        self,
+        build: Path,
+        description: dict[str, Any],
+        *,
+        environment: Mapping[str, str] | None = None,
+        log: Path | None = None,
+    ) -> None:
+        fetch = build / "csrc/tools/btrfs-ublk-fetch"
+        variables = {"BTRFS_UBLK_FETCH": os.environ.get("BTRFS_UBLK_FETCH", str(fetch))}
+        variables |= environment or {}
+        super().__init__(build, document=description, environment=variables, log=log)
 
     def request(self, line: str) -> bytes | int:
         """Return what was read (b"" for other requests), or an errno."""
@@ -319,42 +305,42 @@ class EngineShell:
 
     def answer(self, line: str) -> bytes | int:
         """Return the answer to a request that was sent."""
-        assert self._process.stdout is not None
-        word, number = self._process.stdout.readline().split()
-        if word == b"error":
+        word, number = self.line().split()
+        if word == "error":
             return int(number)
-        if not line.startswith("read"):
-            return b""
-        return self._process.stdout.read(int(number))
+        return self._stdout.read(int(number)) if line.startswith("read") else b""
 
     def stats(self) -> Any:
         """Return what a server would answer to a stats request."""
-        return json.loads(self._line("stats"))
+        return self.document("stats")
 
     def asked(self) -> list[str]:
         """Return the operations on files since the last call."""
-        return self._line("asked").decode().split()
+        return self.line("asked").split()
 
     def fail(self, kind: str, nth: int, *, later: bool = False) -> None:
         """Have calls of a kind fail from the next request on (failing.h)."""
-        self.send(f"fail {kind} {nth} {int(later)}")
+        self.send("fail", kind, nth, int(later))
 
     def failed(self) -> int:
         """Have no more calls fail; return how many did."""
-        return int(self._line("failed"))
+        return int(self.line("failed"))
 
     def map_request(self, name: str, /, **keys: Any) -> Any:
         """Return what a control connection would answer."""
-        return json.loads(self._line(json.dumps({"request": name} | keys)))
+        return self.document(json.dumps({"request": name} | keys))
 
-    def kill(self) -> None:
-        """Kill with SIGKILL. A process that has ended is no error."""
-        self._process.kill()
-        assert self._process.wait(SHELL_TIMEOUT_S) is not None
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            with suppress(BrokenPipeError):  # it has not read all
-                pipe.close()
+    def wait_until_cached(self) -> None:
+        """Wait until all that was fetched is durable, or dropped."""
+
+        def is_cached() -> bool:
+            (stats,) = self.stats()["lazy"]
+            now = stats["fetcher"]
+            waiting = now["units_queued"] + now["units_in_flight"]
+            waiting += now["unstored_bytes"] + stats["cache"]["pending_units"]
+            return not waiting
+
+        wait_until(is_cached, self.stats)
 
     def serves(self) -> bool:
         """Return whether it has started, rather than ended; calls fail no more."""
@@ -362,71 +348,6 @@ class EngineShell:
             return self.failed() >= 0
         except (ValueError, BrokenPipeError):
             return False
-
-    def end(self) -> int:
-        """End the process, unless it has; return its exit status."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
-        status = self._process.wait(SHELL_TIMEOUT_S)
-        self._process.stdout.close()
-        return status
-
-    def close(self) -> None:
-        """End the process; fail if a sanitizer reports something."""
-        assert self.end() == 0
-
-    def _line(self, request: str) -> bytes:
-        self.send(request)
-        assert self._process.stdout is not None
-        return self._process.stdout.readline()
-
-
-def start_engine(
-    build: Path,
-    description: Path,
-    environment: Mapping[str, str] | None = None,
-    log: Path | None = None,
-) -> EngineShell:
-    """Start a shell, which the caller has to kill or close."""
-    with log.open("wb") if log else nullcontext() as stderr:
-        return EngineShell(
-            subprocess.Popen(
-                [build / "csrc/tests/engine-shell", description],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                env={
-                    "BTRFS_UBLK_FETCH": str(build / "csrc/tools/btrfs-ublk-fetch"),
-                    # Tests count requests, and the machine may be busy.
-                    **os.environ,
-                    **SANITIZER_ENVIRONMENT,
-                    **(environment or {}),
-                },
-            )
-        )
-
-
-@contextmanager
-def engine_shell(
-    build: Path,
-    description: dict[str, Any],
-    *,
-    environment: Mapping[str, str] | None = None,
-    log: Path | None = None,
-) -> Iterator[EngineShell]:
-    """Run a shell, with stderr to ``log``. At the end, close it, or kill it if the test
-    fails."""
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(description, file)
-        file.flush()
-        shell = start_engine(build, Path(file.name), environment, log)
-        try:
-            yield shell
-        except BaseException:
-            shell.kill()
-            raise
-        shell.close()
 
 
 def describe(*segments: dict[str, Any], **keys: Any) -> dict[str, Any]:
@@ -439,9 +360,6 @@ def describe(*segments: dict[str, Any], **keys: Any) -> dict[str, Any]:
     return {"version": 1, "size": offset, "segments": placed} | keys
 
 
-EXIT_TIMEOUT_S = 60
-
-
 @dataclass(frozen=True)
 class Answer:
     """The answer to a read: 0 and the data, or a negative errno."""
@@ -451,65 +369,60 @@ class Answer:
     ms: float
 
 
-class FetchShell:
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        self.pid = process.pid
-        self._sources = 0
+class FetchShell(Shell):
+    """Its servers are asked by the fetch process, as a server's are, or by ``fetch`` in
+    its place; with ``BTRFS_UBLK_FETCH=in-process``, by the fetch-shell itself."""
+
+    program = "fetch-shell"
+
+    def __init__(
+        self,
+        build: Path,
+        *options: str,
+        fetch: Path | None = None,
+        log: Path | None = None,
+        prefix: Sequence[str | Path] = (),
+    ) -> None:
+        if fetch or os.environ.get("BTRFS_UBLK_FETCH") != "in-process":
+            fetch = fetch or build / "csrc/tools/btrfs-ublk-fetch"
+            options = (*options, f"process={fetch}")
+        super().__init__(build, *options, log=log, prefix=prefix)
         self._reads = 0
         self._answers: dict[int, Answer] = {}
 
-    def _send(self, line: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(line).encode() + b"\n")
-        self._process.stdin.flush()
-
-    def _receive(self) -> dict[str, Any]:
-        """Return the next answer that is not to a read. Answers to reads are kept."""
-        assert self._process.stdout is not None
-        while True:
-            line = self._process.stdout.readline()
-            assert line, "fetch-shell has ended"
-            answer: dict[str, Any] = json.loads(line)
-            if "read" not in answer:
-                return answer
-            data = self._process.stdout.read(answer["bytes"])
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Send a request that is answered at once, and return the answer. Answers to
+        reads that come before it are kept."""
+        self.send(json.dumps(request))
+        while "read" in (answer := self.document()):
+            data = self._stdout.read(answer["bytes"])
             self._answers[answer["read"]] = Answer(answer["result"], data, answer["ms"])
-
-    def ask(self, line: dict[str, Any]) -> dict[str, Any]:
-        """Send a request that is answered at once, and return the answer."""
-        self._send(line)
-        return self._receive()
+        return answer
 
     def add(self, source: dict[str, Any]) -> int:
         answer = self.ask({"source": source})
         assert "error" not in answer, answer
-        self._sources += 1
         return int(answer["source"])
 
     def pin(self, source: int, identity: str) -> None:
         """Pin the identity of its first mirror, before it is read."""
-        self._send({"identity": 1, "source": source, "text": identity})
+        self.send(json.dumps({"identity": 1, "source": source, "text": identity}))
 
     def begin(
         self, source: int, offset: int, length: int, *, deadline_s: float | None = 30
     ) -> int:
         """Begin a read and return its number. ``finish`` waits for its answer."""
         self._reads += 1
-        line = {
-            "read": self._reads,
-            "source": source,
-            "offset": offset,
-            "length": length,
-        }
+        request = {"read": self._reads, "source": source}
+        request |= {"offset": offset, "length": length}
         if deadline_s is not None:
-            line["deadline_ms"] = round(deadline_s * 1000)
-        self._send(line)
+            request["deadline_ms"] = round(deadline_s * 1000)
+        self.send(json.dumps(request))
         return self._reads
 
     def prefetch(self, source: int, offset: int, length: int) -> None:
         keys = {"source": source, "offset": offset, "length": length}
-        self._send({"prefetch": 1, **keys})
+        self.send(json.dumps({"prefetch": 1, **keys}))
 
     def wait_for(self, reads: Collection[int]) -> None:
         """Wait until these are answered, and perhaps others not. ``finish`` returns
@@ -533,47 +446,6 @@ class FetchShell:
         return stats
 
 
-@contextmanager
-def fetch_shell(
-    build: Path,
-    *options: str,
-    log: Path | None = None,
-    program: Path | None = None,
-    wrapper: Sequence[str] = (),
-) -> Iterator[FetchShell]:
-    """Run a fetch-shell with stderr to ``log``, and check its exit status. ``wrapper``
-    is put in front of its command.
-
-    Its servers are asked by the fetch process, as a server's are, or by ``program`` in
-    its place; with ``BTRFS_UBLK_FETCH=in-process``, by the fetch-shell itself.
-    """
-    if program or os.environ.get("BTRFS_UBLK_FETCH") != "in-process":
-        program = program or build / "csrc/tools/btrfs-ublk-fetch"
-        options = (*options, f"process={program}")
-    stderr = log.open("wb") if log else None
-    process = subprocess.Popen(
-        [*wrapper, build / "csrc/tests/fetch-shell", *options],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        env=os.environ | SANITIZER_ENVIRONMENT,
-    )
-    if stderr:
-        stderr.close()
-    with process:
-        try:
-            yield FetchShell(process)
-            assert process.stdin is not None
-            process.stdin.close()
-            assert process.wait(EXIT_TIMEOUT_S) == 0
-        finally:
-            process.kill()
-
-
-#: Variables that are removed, so that tests reach their servers without a proxy.
-_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
-
-
 @dataclass(frozen=True)
 class MirrorAnswer:
     """The answer to one fetch: ``data``, or the reason why there are none."""
@@ -587,42 +459,27 @@ class MirrorAnswer:
     identity: str | None = None
 
 
-class MirrorShell:
-    """A running mirror-shell."""
+class MirrorShell(Shell):
+    """A shell for a source with only one mirror, of these ``keys``."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
+    program = "mirror-shell"
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def _ask(self, line: str) -> None:
-        assert self._process.stdin
-        self._process.stdin.write(line.encode() + b"\n")
-        self._process.stdin.flush()
-
-    def _line(self) -> dict[str, Any]:
-        assert self._process.stdout
-        line = self._process.stdout.readline()
-        assert line, "it has ended"
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+    def __init__(
+        self, build: Path, keys: Mapping[str, object], *, size: int, **options: Any
+    ) -> None:
+        super().__init__(build, document={**keys, "size": size}, **options)
 
     def _answer(self, length: int) -> MirrorAnswer:
-        assert self._process.stdout
-        line = self._line()
-        data = None if line["result"] else self._process.stdout.read(length)
-        return MirrorAnswer(data=data, **line)
+        answer = self.document()
+        data = None if answer["result"] else self._stdout.read(length)
+        return MirrorAnswer(data=data, **answer)
 
     def probe(self, *, timeout_ms: int = 30_000) -> dict[str, Any]:
         """Return {"result": 0, "size": …, "identity": …}, or result, text and hint."""
-        self._ask(f"probe {timeout_ms}")
-        return self._line()
+        return self.document("probe", timeout_ms)
 
     def pin(self, identity: str) -> None:
-        self._ask(f"pin {identity}")
-        self._line()
+        self.document("pin", identity)
 
     def fetch(
         self, offset: int, length: int, *, timeout_ms: int = 30_000
@@ -633,62 +490,17 @@ class MirrorShell:
         self, offset: int, length: int, count: int, *, timeout_ms: int = 30_000
     ) -> list[MirrorAnswer]:
         """Fetch ``count`` adjacent ranges at the same time."""
-        self._ask(f"fetch {offset} {length} {timeout_ms} {count}")
+        self.send("fetch", offset, length, timeout_ms, count)
         return [self._answer(length) for _ in range(count)]
+
+    def check_all(self, data: bytes) -> None:
+        """Fetch all of an object, with as many requests as it has whole units."""
+        count = len(data) // UNIT
+        found = [x.data for x in self.fetch_many(0, UNIT, count)]
+        assert found == [data[i * UNIT :][:UNIT] for i in range(count)]
+        assert self.fetch(count * UNIT, len(data) % UNIT).data == data[count * UNIT :]
 
     def cancel(self, offset: int, length: int, *, after_ms: int) -> MirrorAnswer:
         """Begin a fetch, and cancel it ``after_ms`` milliseconds later."""
-        self._ask(f"cancel {offset} {length} {after_ms}")
+        self.send("cancel", offset, length, after_ms)
         return self._answer(length)
-
-
-def _environment(extra: Mapping[str, str]) -> dict[str, str]:
-    inherited = {k: v for k, v in os.environ.items() if k.lower() not in _PROXIES}
-    return inherited | SANITIZER_ENVIRONMENT | dict(extra)
-
-
-@contextmanager
-def mirror_shell(
-    build: Path,
-    directory: Path,
-    keys: Mapping[str, object],
-    *,
-    size: int,
-    environment: Mapping[str, str] | None = None,
-    prefix: Sequence[str] = (),
-) -> Iterator[MirrorShell]:
-    """Run a shell for a source with only this mirror. Fails at the end if the build's
-    sanitizers have found a leak or another error.
-    """
-    source = directory / "source.json"
-    source.write_text(json.dumps({**keys, "size": size}), encoding="utf-8")
-    process = subprocess.Popen(
-        [*prefix, str(build / "csrc/tests/mirror-shell"), str(source)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=_environment(environment or {}),
-    )
-    try:
-        yield MirrorShell(process)
-        process.communicate(timeout=TIMEOUT_S)
-        assert process.returncode == 0
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-
-
-def mirror_refusal(build: Path, directory: Path, keys: Mapping[str, object]) -> str:
-    """Return the error message for wrong keys."""
-    source = directory / "source.json"
-    source.write_text(json.dumps({"size": 4096, **keys}), encoding="utf-8")
-    done = subprocess.run(
-        [str(build / "csrc/tests/mirror-shell"), str(source)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        env=_environment({}),
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 2, done.stderr
-    return done.stderr

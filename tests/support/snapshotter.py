@@ -14,6 +14,7 @@ from support.lazy_images import Image, Place, place_fixture
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
 from btrfs_ublk.containers.messages import CALLS, CLASSES, KIND_NAMES, SERVICE
+from btrfs_ublk.containers.service import serving
 from btrfs_ublk.containers.status import Status, ask
 from btrfs_ublk.containers.store import SNAPSHOT_REF
 
@@ -82,6 +83,14 @@ def connected(socket: Path) -> Iterator[Client]:
     with grpc.insecure_channel(f"unix:{socket}") as channel:
         grpc.channel_ready_future(channel).result(timeout=TIMEOUT_S)
         yield Client(channel)
+
+
+@contextmanager
+def served(root: Path, *settings: Any, **options: Any) -> Iterator[Client]:
+    """Run a snapshotter beside its root, and yield a client of it."""
+    socket = root.with_suffix(".sock")
+    with serving(root, socket, *settings, **options), connected(socket) as client:
+        yield client
 
 
 def refused(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:

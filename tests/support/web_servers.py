@@ -47,6 +47,22 @@ def response(head: str, body: bytes = b"", *, length: int | None = None) -> byte
     return "\r\n".join(lines).encode() + body
 
 
+def range_of(request: str) -> tuple[int, int]:
+    """Return the first and the last byte that a request asks for."""
+    found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
+    assert found, request
+    return int(found[1]), int(found[2])
+
+
+def ranged(request: str, data: bytes, head: str = "") -> bytes:
+    """Return the right answer to a request for a range of data. ``head`` has more lines
+    of its head."""
+    first, last = range_of(request)
+    last = min(last, len(data) - 1)
+    lines = f"206 Partial Content\nContent-Range: bytes {first}-{last}/{len(data)}"
+    return response(f"{lines}\n{head}".rstrip(), data[first : last + 1])
+
+
 def _answer(server: ScriptedServer, client: socket.socket) -> None:
     request = b""
     client.settimeout(10)
@@ -115,9 +131,7 @@ class Origin:
         self.requests = 0
 
     def __call__(self, request: str) -> bytes:
-        found = re.search(r"Range: bytes=(\d+)-(\d+)", request, re.IGNORECASE)
-        assert found, request
-        first, last = int(found[1]), int(found[2])
+        first, last = range_of(request)
         units = range(first // ORIGIN_UNIT, last // ORIGIN_UNIT + 1)
         self.asked.extend(units)
         self.requests += 1
@@ -126,11 +140,7 @@ class Origin:
         time.sleep(self.delay_s)
         if self.bad.intersection(units):
             return response("404 Not Found")
-        head = (
-            '206 Partial Content\nETag: "one"\n'
-            f"Content-Range: bytes {first}-{last}/{ORIGIN_BYTES}"
-        )
-        return response(head, ORIGIN_DATA[first : last + 1])
+        return ranged(request, ORIGIN_DATA, 'ETag: "one"')
 
 
 def origin_source(url: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.images import Editor
-from support.sanitized_build import SANITIZER_ENVIRONMENT
+from support.sanitized_build import SANITIZER_ENVIRONMENT, run_sanitized
 from support.seeds import GIB, KIB, MIB, mkseed
 
-ENVIRONMENT = SANITIZER_ENVIRONMENT | {
+ENVIRONMENT = {
     # More memory than this at once would be for what an image claims, not for what is
     # in it.
     "ASAN_OPTIONS": SANITIZER_ENVIRONMENT["ASAN_OPTIONS"]
@@ -37,13 +36,10 @@ def look(build: Path, image: Path) -> list[int]:
     """The exit statuses of inspect and check."""
     statuses = []
     for command in ("inspect", "check"):
-        done = subprocess.run(
-            [build / "csrc/tools/btrfs-ublk-checkseed", command, image],
-            capture_output=True,
-            timeout=60,
-            env=os.environ | ENVIRONMENT,
+        program = build / "csrc/tools/btrfs-ublk-checkseed"
+        done = run_sanitized(
+            *(program, command, image), statuses=(0, 1), environment=ENVIRONMENT
         )
-        assert done.returncode in (0, 1), (done.returncode, done.stderr.decode())
         if done.returncode and command == "inspect":
             assert b"btrfs-ublk-checkseed: error: " in done.stderr
         statuses.append(done.returncode)
@@ -142,11 +138,5 @@ def test_many_changes_in_one_process(
 
 
 def run_fuzzer(build: Path, iterations: int, image: Path) -> None:
-    done = subprocess.run(
-        [build / "csrc/tests/fuzz-reader", "--iterations", str(iterations), image],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | ENVIRONMENT,
-    )
-    assert done.returncode == 0, done.stderr
+    words = ("--iterations", iterations, image)
+    run_sanitized(build / "csrc/tests/fuzz-reader", *words, environment=ENVIRONMENT)

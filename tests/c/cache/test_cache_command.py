@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.shells import CacheShell, cache_refusal, cache_shell, key_of, start_shell
+from support.shells import CacheShell, key_of, refusal
 from support.waiting import wait_until
 
 from btrfs_ublk.cli.cache import command
@@ -47,16 +47,16 @@ def run_cache(directory: Path, *words: object, status: int = 0) -> Any:
 def fill(shell: CacheShell, index: int = 0, key: str = "") -> None:
     assert shell.open(index, SIZE, UNIT, key=key) == "ok"
     for unit in range(11):
-        assert shell.ask("put", index, unit) == "ok"
-    assert shell.ask("sync") == "ok"
+        assert shell.line("put", index, unit) == "ok"
+    assert shell.line("sync") == "ok"
 
 
 def test_status_of_a_cache_in_use(sanitized_build: Path, tmp_path: Path) -> None:
-    with cache_shell(sanitized_build, tmp_path) as shell:
+    with CacheShell(sanitized_build, tmp_path) as shell:
         fill(shell)
         shell.open(1, SIZE, UNIT)
-        shell.ask("put 1 10")
-        shell.ask("sync")
+        shell.line("put 1 10")
+        shell.line("sync")
         Cache(tmp_path).pin(key_of(1))
         status = run_cache(tmp_path, "status")
         assert status["cached_bytes"] == 10 * UNIT + 2 * 8192
@@ -70,23 +70,23 @@ def test_status_of_a_cache_in_use(sanitized_build: Path, tmp_path: Path) -> None
 
 
 def test_prunes_under_a_server(sanitized_build: Path, tmp_path: Path) -> None:
-    with cache_shell(sanitized_build, tmp_path) as shell:
+    with CacheShell(sanitized_build, tmp_path) as shell:
         fill(shell)
         fill(shell, 1)
         report = run_cache(tmp_path, "prune", "--to", f"{8 * UNIT}")
         assert report["cached_bytes"] <= 8 * UNIT
-        assert set(shell.ask("check 0") + shell.ask("check 1")) == {"o", "m"}
+        assert set(shell.line("check 0") + shell.line("check 1")) == {"o", "m"}
         run_cache(tmp_path, "prune", "--content", key_of(0))
-        assert shell.ask("check 0") == "m" * 11
+        assert shell.line("check 0") == "m" * 11
         # It goes on as if nothing had been.
-        assert shell.ask("put 0 5") == "ok"
-        assert shell.ask("read 0 5 5") == "ok"
+        assert shell.line("put 0 5") == "ok"
+        assert shell.line("read 0 5 5") == "ok"
     run_cache(tmp_path, "prune", "--content", key_of(0), "--content", key_of(1))
     assert {path.name for path in tmp_path.iterdir()} == {"lock", "state"}
 
 
 def test_leaves_what_is_pinned(sanitized_build: Path, tmp_path: Path) -> None:
-    with cache_shell(sanitized_build, tmp_path) as shell:
+    with CacheShell(sanitized_build, tmp_path) as shell:
         fill(shell)
         cache = Cache(tmp_path)
         cache.pin(key_of(0))
@@ -111,7 +111,7 @@ def test_limits_hold_for_all_servers(sanitized_build: Path, tmp_path: Path) -> N
     directory = tmp_path / "cache"
     limit(directory, "--max", f"{20 * UNIT}", "--reserve", "4096")
     # NB: a shell with limits of its own would not look at those.
-    with cache_shell(sanitized_build, directory, reserve_bytes=0) as shell:
+    with CacheShell(sanitized_build, directory, reserve_bytes=0) as shell:
         fill(shell)
         stats = shell.stats()
         assert (stats["max_bytes"], stats["reserve_bytes"]) == (20 * UNIT, 4096)
@@ -121,7 +121,7 @@ def test_limits_hold_for_all_servers(sanitized_build: Path, tmp_path: Path) -> N
         fill(shell, 1)
         assert shell.stats()["bytes"] <= 4 * UNIT
         (directory / "limits").write_text("{}")
-    assert "limits" in cache_refusal(sanitized_build, directory, reserve_bytes=0)
+    assert "limits" in refusal(CacheShell, sanitized_build, directory, reserve_bytes=0)
 
 
 def digests_of(directory: Path, key: str) -> bytes:
@@ -139,7 +139,7 @@ def spoil(directory: Path, key: str, unit: int) -> None:
 
 def keyed_by_content(build: Path, tmp_path: Path) -> tuple[Path, str, bytes]:
     """A cache whose content has the key that its digests give it."""
-    with cache_shell(build, tmp_path / "first") as shell:
+    with CacheShell(build, tmp_path / "first") as shell:
         fill(shell)
     # NB: what cache-shell puts follows from the key; only the digests count here.
     digests = digests_of(tmp_path / "first", key_of(0))
@@ -161,28 +161,28 @@ def test_verifies_against_a_map(sanitized_build: Path, tmp_path: Path) -> None:
     with map_digests(path) as known:
         assert known[key_of(1)](2) == bytes(32)
         assert known[key_of(1)](3) is None
-    with cache_shell(sanitized_build, directory) as shell:
+    with CacheShell(sanitized_build, directory) as shell:
         shell.open(0, SIZE, UNIT)
         assert run_cache(directory, "verify", "--map", path)["right"] == 11
         spoil(directory, key, 4)
         report = run_cache(directory, "verify", "--map", path, status=1)
         assert report["wrong"] == [[key, 4]] and report["right"] == 10
-        assert shell.ask("check 0") == "oooomoooooo"
+        assert shell.line("check 0") == "oooomoooooo"
         assert run_cache(directory, "verify", "--map", path)["clean"]
 
 
 def test_verifies_by_checksums(sanitized_build: Path, tmp_path: Path) -> None:
-    with cache_shell(sanitized_build, tmp_path) as shell:
+    with CacheShell(sanitized_build, tmp_path) as shell:
         fill(shell)
         spoil(tmp_path, key_of(0), 4)
         report = run_cache(tmp_path, "verify", status=1)
         assert report["wrong"] == [[key_of(0), 4]] and report["unknown"] == 10
-        assert shell.ask("check 0") == "oooomoooooo"
+        assert shell.line("check 0") == "oooomoooooo"
         assert run_cache(tmp_path, "verify")["clean"]
 
 
 def test_shares_a_cache_that_is_stressed(sanitized_build: Path, tmp_path: Path) -> None:
-    shell = start_shell(sanitized_build, tmp_path)
+    shell = CacheShell(sanitized_build, tmp_path)
     try:
         shell.open(0, SIZE, UNIT)
         shell.send("stress 3 3")
@@ -190,7 +190,7 @@ def test_shares_a_cache_that_is_stressed(sanitized_build: Path, tmp_path: Path) 
         while time.monotonic() < deadline:
             run_cache(tmp_path, "prune", "--to", 3 * UNIT)
             run_cache(tmp_path, "verify")
-        assert shell.answer().split()[-1] == "0"
+        assert shell.line().split()[-1] == "0"
         shell.close()
     finally:
         shell.kill()

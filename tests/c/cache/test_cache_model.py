@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from support.needs import share_of
-from support.shells import HEADER_BYTES, CacheShell, key_of, start_shell
+from support.shells import HEADER_BYTES, CacheShell, key_of
 
 from btrfs_ublk.units import KIB
 
@@ -52,7 +52,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.spoiled: set[tuple[int, int]] = set()
 
     def _start(self) -> CacheShell:
-        shell = start_shell(self.build, Path(self.directory.name))
+        shell = CacheShell(self.build, Path(self.directory.name))
         for index, (size, unit_bytes) in enumerate(SOURCES):
             assert shell.open(index, size, unit_bytes) == "ok"
         return shell
@@ -64,12 +64,12 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(which=processes, place=places)
     def put(self, which: int, place: tuple[int, int]) -> None:
         self.possible.add(place)
-        assert self.shells[which].ask("put", *place) == "ok"
+        assert self.shells[which].line("put", *place) == "ok"
         self.written[which].add(place)
 
     @rule(which=processes, place=places)
     def read(self, which: int, place: tuple[int, int]) -> None:
-        answer = self.shells[which].ask("read", *place, place[1])
+        answer = self.shells[which].line("read", *place, place[1])
         if place in self.spoiled:
             assert answer in ("ok", "rotten", "miss", "changed"), place
         elif place in self.durable | self.written[which]:
@@ -81,7 +81,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(which=processes, place=places)
     def drop(self, which: int, place: tuple[int, int]) -> None:
-        assert self.shells[which].ask("drop", *place) == "ok"
+        assert self.shells[which].line("drop", *place) == "ok"
         # NB: what the other one has on its way may come after that.
         if place not in self.written[1 - which]:
             self.possible.discard(place)
@@ -115,13 +115,13 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(which=processes)
     def sync(self, which: int) -> None:
-        assert self.shells[which].ask("sync") == "ok"
+        assert self.shells[which].line("sync") == "ok"
         self.durable |= self.written[which]
         self.written[which] = set()
 
     @rule(which=processes)
     def evict_all(self, which: int) -> None:
-        assert self.shells[which].ask("shrink 0") in ("ok", "error 28")
+        assert self.shells[which].line("shrink 0") in ("ok", "error 28")
         self._forget(set(PLACES))
 
     @rule(which=processes)

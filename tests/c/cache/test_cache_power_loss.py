@@ -7,9 +7,9 @@ from itertools import cycle
 from pathlib import Path
 
 import pytest
-from support.disks import SYNC, Operation, lay_out, read_log, some_states
+from support.disks import SYNC, Operation, lay_out, logged_writes, read_log, some_states
 from support.needs import share_of
-from support.shells import CacheShell, cache_shell
+from support.shells import CacheShell
 
 from btrfs_ublk.units import KIB
 
@@ -52,7 +52,7 @@ class Workload:
                 # NB: as soon as it is asked for, it may be gone.
                 self.promise(self.promises() - {(index, unit)})
                 self.put.discard((index, unit))
-            answer = shell.ask(*([what] if what == "sync" else [what, index, unit]))
+            answer = shell.line(*([what] if what == "sync" else [what, index, unit]))
             assert answer == "ok"
             self.answers += 1
             if what == "put" and not evicts:
@@ -78,14 +78,9 @@ def record(
     directory, log = tmp_path / "cache", tmp_path / "log"
     directory.mkdir(mode=0o700)
     workload = Workload(seed)
-    environment = {
-        "LD_PRELOAD": str(build / "csrc/tests/write-log.so"),
-        "WRITE_LOG": str(log),
-        "WRITE_LOG_DIR": str(directory),
-        "ASAN_OPTIONS": "verify_asan_link_order=0:exitcode=99",
-    }
+    environment = logged_writes(build, log, directory)
     for _ in range(2):  # the second one finds what the first one has made
-        with cache_shell(
+        with CacheShell(
             build, directory, max_bytes=max_bytes, environment=environment
         ) as shell:
             workload.run(shell, requests, evicts=bool(max_bytes))
@@ -102,17 +97,17 @@ def test_units_are_right_or_absent(
     assert sum(operation.kind == SYNC for operation in operations) > 20
     places = cycle([tmp_path / "one", tmp_path / "other"])
     checked = present = 0
-    with cache_shell(sanitized_build, tmp_path / "none") as shell:
+    with CacheShell(sanitized_build, tmp_path / "none") as shell:
         for state in some_states(operations, least=STATES_MIN // 2, seed=6):
             lost = next(places)  # the cache in the other one is still open
             if checked % 20:
                 state.files.pop("state", None)  # 1 MiB that nobody believes
             lay_out(state, lost)
-            assert shell.ask("reopen", lost) == "ok"
+            assert shell.line("reopen", lost) == "ok"
             open_all(shell)
             found = set()
             for index in range(len(SOURCES)):
-                letters = shell.ask("check", index)
+                letters = shell.line("check", index)
                 assert set(letters) <= {"o", "m"}, (state, index, letters)
                 found |= {(index, unit) for unit, o in enumerate(letters) if o == "o"}
             assert found >= workload.promised_after(state.answers), state

@@ -19,7 +19,6 @@ from support.shells import (
     StoreShell,
     VirtualData,
     describe,
-    engine_shell,
     units_of,
 )
 from support.web_servers import NGINX, WebServer, web_server
@@ -93,7 +92,7 @@ def test_random_reads_cold_and_cached(
     virtual = VirtualData(sanitized_build, tmp_path, SIZE)
     virtual.add(source_of(web, codec, digests=digests), DATA, 0)
     description = describe(lazy(tmp_path))
-    with engine_shell(sanitized_build, description) as shell:
+    with EngineShell(sanitized_build, description) as shell:
         read_at_random(shell, virtual, 1)
         for offset in range(0, SIZE, UNIT):
             answer = shell.request(f"read {offset} {UNIT}")
@@ -106,7 +105,7 @@ def test_random_reads_cold_and_cached(
             assert counts["units_pinned"] == SIZE // UNIT
     # All is in the cache, decoded.
     (web.files / "object").unlink()
-    with engine_shell(sanitized_build, description) as shell:
+    with EngineShell(sanitized_build, description) as shell:
         read_at_random(shell, virtual, 2)
         assert shell.stats()["lazy"][0]["fetcher"]["units_fetched"] == 0
 
@@ -147,7 +146,7 @@ def test_another_object_is_never_read(
     }[how]
     path.write_bytes((bad + bytes(len(good)))[: len(good)])
     segment = lazy(tmp_path, deadline_s=SHORT_DEADLINE_S)
-    with engine_shell(sanitized_build, describe(segment)) as shell:
+    with EngineShell(sanitized_build, describe(segment)) as shell:
         answers = {
             at: shell.request(f"read {at} {BLOCK}") for at in range(0, SIZE, 9 * UNIT)
         }
@@ -160,7 +159,7 @@ def test_another_object_is_never_read(
     # What was refused was not kept either.
     path.write_bytes(good)
     if digests:
-        with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
+        with EngineShell(sanitized_build, describe(lazy(tmp_path))) as shell:
             read_at_random(shell, virtual, 3)
 
 
@@ -179,7 +178,7 @@ def test_a_table_that_lies(
     with StoreShell(sanitized_build, tmp_path / "map") as shell:
         assert "added" in shell.add([[0, SIZE, 0, 0]], source)
     segment = lazy(tmp_path, deadline_s=SHORT_DEADLINE_S)
-    with engine_shell(sanitized_build, describe(segment)) as engine:
+    with EngineShell(sanitized_build, describe(segment)) as engine:
         assert engine.request(f"read {5 * UNIT - BLOCK} {BLOCK}") == errno.EIO
-    with engine_shell(sanitized_build, describe(lazy(tmp_path))) as engine:
+    with EngineShell(sanitized_build, describe(lazy(tmp_path))) as engine:
         assert engine.request(f"read {8 * UNIT} {BLOCK}") == DATA[8 * UNIT :][:BLOCK]

@@ -4,10 +4,8 @@ build."""
 from __future__ import annotations
 
 import gzip
-import os
 import sqlite3
 import struct
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -19,8 +17,8 @@ from support.compressed import HEADER, PIECE
 from support.compressed import SELECTED_UNIT as HEAD
 from support.compressed import Selection, select
 from support.needs import Need
-from support.sanitized_build import SANITIZER_ENVIRONMENT
-from support.shells import StoreShell, describe, engine_shell, units_of
+from support.sanitized_build import run_sanitized
+from support.shells import EngineShell, StoreShell, describe, units_of
 from support.web_servers import NGINX, WebServer, web_server
 
 from btrfs_ublk.base.helpers import CODEC, helper_path
@@ -65,14 +63,8 @@ def source_of(directory: Path, codec: str, **keys: Any) -> dict[str, Any]:
 
 def test_the_helper_reads_what_is_selected(tmp_path: Path, codec: str) -> None:
     path = str(tmp_path / "object")
-    done = subprocess.run(
-        [str(helper_path(CODEC)), "read", f"{path}.index", str(UNIT), path]
-        + [f"{path}.selection"],
-        stdout=subprocess.PIPE,
-        check=True,
-        timeout=120,
-        env=os.environ | SANITIZER_ENVIRONMENT,
-    )
+    words = ("read", f"{path}.index", UNIT, path, f"{path}.selection")
+    done = run_sanitized(Path(helper_path(CODEC)), *words)
     assert done.stdout == select(DATA, UNIT).data
 
 
@@ -100,7 +92,7 @@ def test_the_server_reads_what_is_selected(
         (tmp_path / f"object.{name}").unlink()
     lazy = {"kind": "lazy", "length": len(data), "deadline_s": 4.0}
     lazy |= {"map": str(tmp_path / "map"), "cache": str(tmp_path / "cache")}
-    with engine_shell(sanitized_build, describe(lazy)) as engine:
+    with EngineShell(sanitized_build, describe(lazy)) as engine:
         for unit in (7, 3, 8):
             at = unit * UNIT + 4 * KIB
             assert engine.request(f"read {at} 8192") == data[at : at + 8192]
@@ -113,7 +105,7 @@ def test_the_server_reads_what_is_selected(
         assert counts["read_errors"] == counts["retries"] == 0
         assert counts["units_verified"] == len(data) // UNIT
     (web.files / "object").unlink()
-    with engine_shell(sanitized_build, describe(lazy)) as engine:
+    with EngineShell(sanitized_build, describe(lazy)) as engine:
         assert engine.request(f"read 0 {4 * UNIT}") == data[: 4 * UNIT]
 
 
@@ -180,11 +172,4 @@ def test_selections_that_lie(
 def test_many_changes(sanitized_build: Path, tmp_path: Path) -> None:
     make(tmp_path, "gzip", gzip.compress(DATA))
     fuzz = sanitized_build / "csrc/tests/fuzz-codec"
-    done = subprocess.run(
-        [fuzz, "--iterations", "60", tmp_path / "object"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | SANITIZER_ENVIRONMENT,
-    )
-    assert done.returncode == 0, done.stderr
+    run_sanitized(fuzz, "--iterations", 60, tmp_path / "object")

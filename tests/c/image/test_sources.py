@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from support import trees
-from support.sanitized_build import SANITIZER_ENVIRONMENT
+from support.sanitized_build import run_sanitized
 from support.trees import (
     ROOT,
     Member,
@@ -39,12 +39,8 @@ Shell = Callable[..., "subprocess.CompletedProcess[bytes]"]
 @pytest.fixture
 def shell(sanitized_build: Path) -> Shell:
     def run(*words: str | Path) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            [sanitized_build / "csrc/tests/image-shell", *map(os.fspath, words)],
-            capture_output=True,
-            timeout=TIMEOUT_S,
-            env=os.environ | SANITIZER_ENVIRONMENT,
-        )
+        program = sanitized_build / "csrc/tests/image-shell"
+        return run_sanitized(program, *words, statuses=range(99))
 
     return run
 
@@ -451,10 +447,5 @@ def test_changed_tars(sanitized_build: Path, tmp_path: Path) -> None:
             file.write(b"7" * 100)
     create = ["tar", "--create", "--sparse", "--format=gnu", f"--file={sparse}"]
     subprocess.run([*create, f"--directory={tmp_path}", "holes"], check=True)
-    done = subprocess.run(
-        [sanitized_build / "csrc/tests/fuzz-tar", "--iterations", "700", tar, sparse],
-        capture_output=True,
-        timeout=TIMEOUT_S,
-        env=os.environ | SANITIZER_ENVIRONMENT,
-    )
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    fuzz = sanitized_build / "csrc/tests/fuzz-tar"
+    run_sanitized(fuzz, "--iterations", 700, tar, sparse)

@@ -11,15 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.shells import (
-    EngineShell,
-    VirtualData,
-    describe,
-    engine_shell,
-    root_of,
-    units_of,
-)
-from support.waiting import wait_until
+from support.shells import EngineShell, VirtualData, describe, root_of, units_of
 
 pytestmark = pytest.mark.data
 
@@ -69,7 +61,7 @@ class Served(VirtualData):
             "ASAN_OPTIONS": "verify_asan_link_order=0:exitcode=99",
             "FAIL_UNDER": str(self.cache),
         }
-        return engine_shell(
+        return EngineShell(
             self.build,
             describe(segment),
             environment=preloaded | environment if environment else None,
@@ -92,18 +84,6 @@ def fetcher(shell: EngineShell) -> dict[str, Any]:
     return stats
 
 
-def wait_until_cached(shell: EngineShell) -> None:
-    """Wait until all that was fetched is durable, or dropped."""
-
-    def is_cached() -> bool:
-        (stats,) = shell.stats()["lazy"]
-        now = stats["fetcher"]
-        under_way = now["units_queued"] + now["units_in_flight"] + now["unstored_bytes"]
-        return not under_way and not stats["cache"]["pending_units"]
-
-    wait_until(is_cached)
-
-
 @pytest.fixture
 def served(sanitized_build: Path, tmp_path: Path) -> Served:
     return Served(sanitized_build, tmp_path, UNIT, SIZE)
@@ -116,7 +96,7 @@ def test_a_disk_that_syncs_slowly(sanitized_build: Path, tmp_path: Path) -> None
         served.check(shell)
         served.check(shell)
         assert fetcher(shell)["read_errors"] == 0
-    # It has ended, although its cache has not: SHELL_TIMEOUT_S is less.
+    # It has ended, although its cache has not: timeout_s of a shell is less.
 
 
 @pytest.mark.parametrize(("first", "number"), [(1, errno.ENOSPC), (20, errno.EIO)])
@@ -146,7 +126,7 @@ def test_another_process_has_the_lock(served: Served, running: bool) -> None:
         with locked(served.cache / "lock"):
             served.check(shell, 0, 8 * READ)
         # What waited for the lock goes on.
-        wait_until_cached(shell)
+        shell.wait_until_cached()
         before = fetcher(shell)["units_fetched"]
         served.check(shell, 0, 8 * READ)
         assert fetcher(shell)["units_fetched"] == before
@@ -156,7 +136,7 @@ def test_the_source_is_gone_and_the_cache_locked(served: Served) -> None:
     """What only the cache has is waited for."""
     with served.shell() as shell:
         served.check(shell, 0, READ)
-        wait_until_cached(shell)
+        shell.wait_until_cached()
     served.source.unlink()
     read = f"read 0 {READ}"
     with served.shell() as shell:

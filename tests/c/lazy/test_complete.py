@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.shells import EngineShell, describe, engine_shell
+from support.shells import EngineShell, describe
 from support.waiting import wait_until
 from support.web_servers import (
     ORIGIN_BYTES,
@@ -81,7 +81,7 @@ def test_all_comes_and_the_server_is_not_needed_any_more(
     complete: int | str,
 ) -> None:
     with scripted_server(origin) as web:
-        with engine_shell(sanitized_build, described(tmp_path, complete)) as shell:
+        with EngineShell(sanitized_build, described(tmp_path, complete)) as shell:
             add(shell, web)
             wait_until(lambda: state(shell).done_units == ORIGIN_UNITS)
             done = until(shell, "done")
@@ -94,7 +94,7 @@ def test_all_comes_and_the_server_is_not_needed_any_more(
     # In the order of the virtual data, but for those that are under way at a time.
     assert sorted(origin.asked) == list(range(ORIGIN_UNITS))
     assert all(abs(unit - i) < AT_ONCE for i, unit in enumerate(origin.asked))
-    with engine_shell(sanitized_build, described(tmp_path, complete)) as shell:
+    with EngineShell(sanitized_build, described(tmp_path, complete)) as shell:
         assert until(shell, "done").fetched_bytes == 0
         for at in range(0, ORIGIN_BYTES, ORIGIN_UNIT):
             assert (
@@ -109,13 +109,13 @@ def test_goes_on_after_a_kill(
 ) -> None:
     """What the cache has is not fetched again."""
     origin.delay_s = 0.02
-    with engine_shell(sanitized_build, described(tmp_path, 8 * ORIGIN_UNIT)) as shell:
+    with EngineShell(sanitized_build, described(tmp_path, 8 * ORIGIN_UNIT)) as shell:
         add(shell, web)
         wait_until(lambda: len(origin.asked) >= 12)
         # Units are durable a moment after they are put in.
         wait_until(lambda: state(shell).done_units >= 8)
         shell.map_request("map-stats")
     before = len(origin.asked)
-    with engine_shell(sanitized_build, described(tmp_path)) as shell:
+    with EngineShell(sanitized_build, described(tmp_path)) as shell:
         assert until(shell, "done").done_units == ORIGIN_UNITS
     assert len(origin.asked) - before <= ORIGIN_UNITS - 8

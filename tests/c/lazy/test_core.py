@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 from support.needs import rounds
-from support.sanitized_build import SANITIZER_ENVIRONMENT
+from support.sanitized_build import run_sanitized
 
 TURNS = 50_000
 
@@ -16,16 +14,8 @@ TURNS = 50_000
 def run(build: Path, *arguments: str | Path) -> list[int]:
     """Return how many subscriptions were served, failed, and were ended; the units of
     the longest run, and how many runs have waited for memory."""
-    result = subprocess.run(
-        [build / "csrc/tests/core-shell", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | SANITIZER_ENVIRONMENT,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
-    return [int(word) for word in result.stdout.split()]
+    done = run_sanitized(build / "csrc/tests/core-shell", *arguments)
+    return [int(word) for word in done.stdout.split()]
 
 
 @pytest.mark.parametrize("seed", rounds(3))

@@ -7,7 +7,7 @@ import shlex
 import time
 from pathlib import Path
 
-from support.shells import fetch_shell
+from support.shells import FetchShell
 from support.web_servers import response, scripted_server
 
 UNIT = 65536
@@ -37,7 +37,7 @@ def test_events(sanitized_build: Path, tmp_path: Path) -> None:
         return b""
 
     with scripted_server(answer) as server:
-        with fetch_shell(sanitized_build, log=log) as shell:
+        with FetchShell(sanitized_build, log=log) as shell:
             size = UNIT * UNITS
             keys = {"kind": "http", "size": size, "unit": UNIT}
             gone = shell.add(keys | {"url": server.url("gone?token=s3cret")})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.shells import fetch_shell
+from support.shells import FetchShell
 from support.waiting import wait_until
 
 BLOCK = 4096
@@ -37,7 +37,7 @@ def test_another_mirror_is_asked(
         {"kind": "file", "path": str(tmp_path / name)}
         for name in ("missing", "short", path.name)
     ]
-    with fetch_shell(sanitized_build, log=tmp_path / "log") as shell:
+    with FetchShell(sanitized_build, log=tmp_path / "log") as shell:
         source = shell.add({"size": len(data), "unit": 65536, "mirrors": mirrors})
         assert shell.read(source, 0, BLOCK).data == data[:BLOCK]
         failures = shell.stats()["failures"]
@@ -45,7 +45,7 @@ def test_another_mirror_is_asked(
 
 
 def test_no_mirror_is_left(sanitized_build: Path, tmp_path: Path) -> None:
-    with fetch_shell(sanitized_build, log=tmp_path / "log") as shell:
+    with FetchShell(sanitized_build, log=tmp_path / "log") as shell:
         source = shell.add(file_source(tmp_path / "missing", 1 << 20))
         answer = shell.read(source, 0, BLOCK, deadline_s=120)
         assert answer.result == EIO and answer.ms < 60_000
@@ -61,7 +61,7 @@ def test_a_read_without_a_deadline_waits(
     path, data = content
     away = tmp_path / "away"
     path.rename(away)
-    with fetch_shell(sanitized_build, log=tmp_path / "log") as shell:
+    with FetchShell(sanitized_build, log=tmp_path / "log") as shell:
         source = shell.add(file_source(path, len(data)))
         number = shell.begin(source, 0, BLOCK, deadline_s=None)
         wait_until(lambda: shell.stats()["failures"]["gone"])
@@ -76,7 +76,7 @@ def test_a_file_that_never_answers(
     """A device is no source; and it must not be waited for either."""
     path, data = content
     os.mkfifo(tmp_path / "fifo")
-    with fetch_shell(sanitized_build, log=tmp_path / "log") as shell:
+    with FetchShell(sanitized_build, log=tmp_path / "log") as shell:
         source = shell.add(file_source(tmp_path / "fifo", len(data)))
         assert shell.read(source, 0, BLOCK, deadline_s=2).result == EIO
 
@@ -84,7 +84,7 @@ def test_a_file_that_never_answers(
 def test_what_is_waited_for_fails_at_the_end(
     sanitized_build: Path, tmp_path: Path
 ) -> None:
-    with fetch_shell(sanitized_build, log=tmp_path / "log") as shell:
+    with FetchShell(sanitized_build, log=tmp_path / "log") as shell:
         source = shell.add(file_source(tmp_path / "missing", 1 << 20))
         shell.begin(source, 0, BLOCK, deadline_s=None)
 
@@ -117,5 +117,5 @@ def test_what_is_waited_for_fails_at_the_end(
 def test_refused_sources(
     sanitized_build: Path, source: dict[str, Any], message: str
 ) -> None:
-    with fetch_shell(sanitized_build) as shell:
+    with FetchShell(sanitized_build) as shell:
         assert message in shell.ask({"source": source})["error"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -13,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.shells import FetchShell, fetch_shell
+from support.fetchers import fetching
+from support.shells import FetchShell
 from support.waiting import wait_until
-from support.web_servers import ScriptedServer, response, scripted_server
+from support.web_servers import ScriptedServer, ranged, response, scripted_server
 
 UNIT = 4096
 UNITS = 256
@@ -24,15 +24,8 @@ PATIENT = "silent=600000"
 DATA = b"".join(number.to_bytes(2, "little") * (UNIT // 2) for number in range(UNITS))
 
 
-def answer(first: int, last: int) -> bytes:
-    head = f"206 Partial Content\nContent-Range: bytes {first}-{last}/{len(DATA)}"
-    return response(f'{head}\nETag: "1"', DATA[first : last + 1])
-
-
-def ranged(request: str) -> bytes:
-    found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
-    assert found
-    return answer(int(found[1]), int(found[2]))
+def right(request: str) -> bytes:
+    return ranged(request, DATA, 'ETag: "1"')
 
 
 @dataclass
@@ -53,7 +46,7 @@ class Origin:
         elif self.errors:
             self.errors -= 1
             return response("500 Internal Server Error")
-        return ranged(request)
+        return right(request)
 
 
 @contextmanager
@@ -120,7 +113,7 @@ def test_a_reader_does_not_inherit_a_hung_prefetch(
 ) -> None:
     with (
         hanging_origin() as (origin, server),
-        fetch_shell(sanitized_build, PATIENT, log=tmp_path / "log") as shell,
+        FetchShell(sanitized_build, PATIENT, log=tmp_path / "log") as shell,
     ):
         number = heal_after_prefetch(shell, origin, server, 1)
         read = shell.read(number, 0, UNIT, deadline_s=deadline_s)
@@ -134,7 +127,7 @@ def test_a_prefetch_that_hangs_ends_by_itself(
 ) -> None:
     with (
         hanging_origin() as (origin, server),
-        fetch_shell(sanitized_build, "run=1", log=tmp_path / "log") as shell,
+        FetchShell(sanitized_build, "run=1", log=tmp_path / "log") as shell,
     ):
         heal_after_prefetch(shell, origin, server, 2)
         assert shell.stats()["units_in_flight"] == 2
@@ -148,12 +141,12 @@ def test_a_deadline_when_half_of_it_came(sanitized_build: Path, tmp_path: Path) 
     def script(request: str) -> bytes:
         if f"bytes=0-{UNIT - 1}" in request:
             end.wait()
-        return ranged(request)
+        return right(request)
 
     options = (f"buffer={3 * UNIT}", "transfers=3")
-    with (
-        scripted_server(script) as server,
-        fetch_shell(sanitized_build, *options, log=tmp_path / "log") as shell,
+    with fetching(sanitized_build, script, *options, log=tmp_path / "log") as (
+        server,
+        shell,
     ):
         try:
             number = shell.add(source(server))
@@ -176,8 +169,8 @@ def test_one_attempt_does_not_take_all_the_time(
     """The first request hangs; the next one, or one to another mirror, is answered."""
     with (
         hanging_origin() as (origin, server),
-        scripted_server(ranged) as other,
-        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+        scripted_server(right) as other,
+        FetchShell(sanitized_build, log=tmp_path / "log") as shell,
     ):
         keys = {"kind": "http", "proxy": "none"}
         mirrors = [
@@ -209,13 +202,13 @@ def test_a_retry_trusts_no_kept_connection(
                     end.wait()
                     return
                 kept.append(client)
-                head, _, body = ranged(request.decode()).partition(b"\r\n\r\n")
+                head, _, body = right(request.decode()).partition(b"\r\n\r\n")
                 head = head.replace(b"Connection: close", b"Connection: keep-alive")
                 client.sendall(head + b"\r\n\r\n" + body)
 
     with (
         listening(talk) as port,
-        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+        FetchShell(sanitized_build, log=tmp_path / "log") as shell,
     ):
         url = f"http://127.0.0.1:{port}/object"
         keys = {"kind": "http", "url": url, "proxy": "none"}
@@ -245,9 +238,9 @@ def test_a_busy_server_is_not_left_alone_for_long(
     def busy_once(head: str) -> bytes:
         if len(server.requests) == 1:
             return response(f"503 Service Unavailable\nRetry-After: {after}")
-        return ranged(head)
+        return right(head)
 
-    with scripted_server(busy_once) as server, fetch_shell(sanitized_build) as shell:
+    with scripted_server(busy_once) as server, FetchShell(sanitized_build) as shell:
         number = shell.add(source(server))
         assert shell.read(number, 0, UNIT, deadline_s=12).data == DATA[:UNIT]
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.shells import FetchShell, fetch_shell
+from support.fetchers import fetching
+from support.shells import FetchShell
 from support.waiting import wait_until
-from support.web_servers import ScriptedServer, response, scripted_server
+from support.web_servers import ScriptedServer, ranged, response, scripted_server
 
 UNIT = 4096
 UNITS = 16
@@ -40,11 +41,7 @@ class Guarded:
     def __call__(self, request: str) -> bytes:
         if self.token and f"Authorization: Bearer {self.token}\r\n" not in request:
             return response("401 Unauthorized")
-        found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
-        assert found
-        first, last = int(found[1]), int(found[2])
-        what = f"Content-Range: bytes {first}-{last}/{len(DATA)}"
-        return response(f"206 Partial Content\n{what}", DATA[first : last + 1])
+        return ranged(request, DATA)
 
 
 def with_token(server: ScriptedServer, file: Path) -> dict[str, Any]:
@@ -72,10 +69,7 @@ def test_what_was_read_before_is_used(sanitized_build: Path, tmp_path: Path) -> 
     file = tmp_path / "token"
     write_secret(file, "0ne\n")
     guarded = Guarded("0ne")
-    with (
-        scripted_server(guarded) as server,
-        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
-    ):
+    with fetching(sanitized_build, guarded, log=tmp_path / "log") as (server, shell):
         source = shell.add(with_token(server, file))
         assert shell.read(source, 0, UNIT).data == DATA[:UNIT]
         file.unlink()
@@ -96,9 +90,9 @@ def test_a_read_waits_for_credentials(
     file = tmp_path / "token"
     if before is not None:
         write_secret(file, before)
-    with (
-        scripted_server(Guarded("t0ken")) as server,
-        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    with fetching(sanitized_build, Guarded("t0ken"), log=tmp_path / "log") as (
+        server,
+        shell,
     ):
         source = shell.add(with_token(server, file))
         with read_meanwhile(shell, source, 0):
@@ -110,9 +104,9 @@ def test_a_read_waits_for_credentials(
 
 
 def test_a_read_does_not_wait_for_ever(sanitized_build: Path, tmp_path: Path) -> None:
-    with (
-        scripted_server(Guarded("t0ken")) as server,
-        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
+    with fetching(sanitized_build, Guarded("t0ken"), log=tmp_path / "log") as (
+        server,
+        shell,
     ):
         source = shell.add(with_token(server, tmp_path / "missing"))
         answer = shell.read(source, 0, UNIT, deadline_s=1)
@@ -155,10 +149,7 @@ def test_a_refused_login_does_not_run_its_helper_again_and_again(
         return response('401 No\nWWW-Authenticate: Basic realm="x"')
 
     began_s = time.monotonic()
-    with (
-        scripted_server(refuse) as server,
-        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
-    ):
+    with fetching(sanitized_build, refuse, log=tmp_path / "log") as (server, shell):
         source = shell.add(blob(server.port, tmp_path / "config.json"))
         for _ in range(20):
             assert shell.read(source, 0, UNIT, deadline_s=0.3).result == -errno.EIO
@@ -194,15 +185,11 @@ class Registry:
         if not token_sent:
             return response('401 No\nWWW-Authenticate: Bearer realm="/token"')
         self.seen.add(token_sent[1])
-        found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
-        assert found
-        first, last = int(found[1]), int(found[2])
-        what = f"Content-Range: bytes {first}-{last}/{BLOB_BYTES}"
-        return response(f"206 P\n{what}", bytes(last + 1 - first))
+        return ranged(request, BLOB)
 
 
 #: More units than are read before a token ends.
-BLOB_BYTES = 4000 * UNIT
+BLOB = bytes(4000 * UNIT)
 
 
 @contextmanager
@@ -211,7 +198,7 @@ def reader(build: Path, registry: Registry) -> Iterator[Callable[[], int]]:
     with (
         scripted_server(registry) as server,
         closing(registry),
-        fetch_shell(build) as shell,
+        FetchShell(build) as shell,
     ):
         keys = {
             "kind": "oci",
@@ -219,8 +206,8 @@ def reader(build: Path, registry: Registry) -> Iterator[Callable[[], int]]:
             "repository": "x",
         }
         keys |= {"digest": f"sha256:{'0' * 64}", "insecure": True}
-        source = shell.add({"size": BLOB_BYTES, "unit": UNIT, "proxy": "none", **keys})
-        units = iter(range(0, BLOB_BYTES, UNIT))
+        source = shell.add({"size": len(BLOB), "unit": UNIT, "proxy": "none", **keys})
+        units = iter(range(0, len(BLOB), UNIT))
         try:
             yield lambda: shell.read(source, next(units), UNIT).result
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.shells import FetchShell, fetch_shell
-from support.web_servers import Script, ScriptedServer, response, scripted_server
+from support.shells import FetchShell
+from support.web_servers import (
+    Script,
+    ScriptedServer,
+    ranged,
+    response,
+    scripted_server,
+)
 
 UNIT = 4096
 UNITS = 64
@@ -22,11 +27,7 @@ UNHEALTHY_S = 0.1
 
 
 def good(request: str) -> bytes:
-    found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
-    assert found
-    first, last = int(found[1]), int(found[2])
-    head = f"206 Partial Content\nContent-Range: bytes {first}-{last}/{len(DATA)}"
-    return response(head, DATA[first : last + 1])
+    return ranged(request, DATA)
 
 
 def always(head: str) -> Script:
@@ -74,7 +75,7 @@ def two_mirrors(
     with (
         scripted_server(good) as near,
         scripted_server(good) as far,
-        fetch_shell(build, *options, log=log) as shell,
+        FetchShell(build, *options, log=log) as shell,
     ):
         keys = {"kind": "http", "proxy": "none"}
         places = [{**keys, "url": each.url()} for each in (near, far)]

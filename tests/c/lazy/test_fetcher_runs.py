@@ -12,18 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.fetchers import fetching
 from support.shells import (
     EngineShell,
     FetchShell,
     VirtualData,
     describe,
-    engine_shell,
-    fetch_shell,
     root_of,
     units_of,
 )
 from support.waiting import wait_until
-from support.web_servers import ScriptedServer, response, scripted_server
+from support.web_servers import (
+    ScriptedServer,
+    range_of,
+    ranged,
+    response,
+    scripted_server,
+)
 
 UNIT = 4096
 UNITS = 64
@@ -35,21 +40,16 @@ Range = tuple[int, int]
 Bytes = bytes | Iterable[bytes]
 
 
-def range_of(request: str) -> Range:
+def units_asked(request: str) -> Range:
     """First and last unit that a request asks for."""
-    found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
-    assert found, request
-    return int(found[1]) // UNIT, int(found[2]) // UNIT
+    first, last = range_of(request)
+    return first // UNIT, last // UNIT
 
 
 def answer(request: str, data: bytes = DATA, *, etag: str = "1") -> tuple[bytes, bytes]:
     """Head and body of a right answer."""
-    first, last = range_of(request)
-    body = data[first * UNIT : (last + 1) * UNIT]
-    at = f"{first * UNIT}-{first * UNIT + len(body) - 1}/{len(data)}"
-    head = f'206 Partial Content\nContent-Range: bytes {at}\nETag: "{etag}"'
-    whole = response(head, body)
-    return whole[: -len(body)], body
+    head, end, body = ranged(request, data, f'ETag: "{etag}"').partition(b"\r\n\r\n")
+    return head + end, body
 
 
 def right(request: str) -> bytes:
@@ -61,11 +61,7 @@ LARGE = random.Random(8).randbytes(MIB)
 
 def large(request: str) -> bytes:
     """Answer with a range of LARGE."""
-    found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
-    assert found
-    first, last = int(found[1]), int(found[2])
-    at = f"Content-Range: bytes {first}-{last}/{MIB}"
-    return response(f"206 P\n{at}", LARGE[first : last + 1])
+    return ranged(request, LARGE)
 
 
 def source(server: ScriptedServer, **keys: Any) -> dict[str, Any]:
@@ -74,7 +70,7 @@ def source(server: ScriptedServer, **keys: Any) -> dict[str, Any]:
 
 
 def asked(server: ScriptedServer) -> list[Range]:
-    return [range_of(request) for request in server.requests]
+    return [units_asked(request) for request in server.requests]
 
 
 def wait_for_units(shell: FetchShell, count: int) -> dict[str, Any]:
@@ -111,10 +107,7 @@ def test_what_is_cut_off_costs_what_lacks(
         head, body = answer(request)
         return head + body[: max(came, 0)]
 
-    with (
-        scripted_server(Once(cut)) as server,
-        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
-    ):
+    with fetching(sanitized_build, Once(cut), log=tmp_path / "log") as (server, shell):
         number = shell.add(source(server))
         shell.prefetch(number, 0, 6 * UNIT)
         whole = max(came, 0) // UNIT
@@ -142,10 +135,7 @@ def test_many_cuts(sanitized_build: Path, tmp_path: Path) -> None:
         head, body = answer(request)
         return head + body[: draw.choice([draw.randrange(len(body)), len(body)])]
 
-    with (
-        scripted_server(some) as server,
-        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
-    ):
+    with fetching(sanitized_build, some, log=tmp_path / "log") as (server, shell):
         number = shell.add(source(server))
         shell.prefetch(number, 0, SIZE)
         for unit in range(0, UNITS, 8):
@@ -170,7 +160,7 @@ def test_what_is_refused_is_refused_once(
     """And nothing of it is delivered, although its bytes may be right."""
 
     def refused(request: str) -> bytes:
-        first, last = range_of(request)
+        first, last = units_asked(request)
         body = DATA[first * UNIT : (last + 1) * UNIT]
         if fault == "another range":
             at = f"{UNIT}-{UNIT + len(body) - 1}/{SIZE}"
@@ -179,9 +169,9 @@ def test_what_is_refused_is_refused_once(
             return b"".join(answer(request, DATA[::-1], etag="2"))
         return response(fault, DATA if fault[0] == "2" else b"")
 
-    with (
-        scripted_server(right) as server,
-        fetch_shell(sanitized_build, "changed=100", log=tmp_path / "log") as shell,
+    with fetching(sanitized_build, right, "changed=100", log=tmp_path / "log") as (
+        server,
+        shell,
     ):
         number = shell.add(source(server))
         assert shell.read(number, SIZE - UNIT, UNIT).data == DATA[-UNIT:]
@@ -211,10 +201,7 @@ def test_one_who_says_once_that_it_has_changed_is_asked_again(
             return right(request)
         return b"".join(answer(request, DATA[::-1], etag=tag))
 
-    with (
-        scripted_server(right) as server,
-        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
-    ):
+    with fetching(sanitized_build, right, log=tmp_path / "log") as (server, shell):
         number = shell.add(source(server))
         assert shell.read(number, SIZE - UNIT, UNIT).data == DATA[-UNIT:]
         server.script = Once(other)
@@ -235,7 +222,7 @@ def test_wrong_bytes_cost_their_unit(sanitized_build: Path, tmp_path: Path) -> N
     bad = 20
 
     def corrupt(request: str) -> bytes:
-        first, last = range_of(request)
+        first, last = units_asked(request)
         broken = bytearray(DATA)
         if first < bad <= last:
             broken[bad * UNIT + 7] ^= 1
@@ -258,7 +245,7 @@ def lazy_shell(build: Path, directory: Path, server: ScriptedServer) -> Any:
     root = root_of(units, size_bytes=SIZE, unit_bytes=UNIT)
     virtual.add(source(server, digests=digests, root=root), DATA, 0)
     paths = {"map": str(virtual.map), "cache": str(directory / "cache")}
-    return engine_shell(build, describe({"kind": "lazy", "length": SIZE} | paths))
+    return EngineShell(build, describe({"kind": "lazy", "length": SIZE} | paths))
 
 
 def read_in_order(shell: EngineShell) -> None:
@@ -274,9 +261,9 @@ def test_memory_is_bounded(sanitized_build: Path, tmp_path: Path) -> None:
     unit = 64 << 10
 
     options = (f"buffer={6 * unit}", "transfers=8")
-    with (
-        scripted_server(large) as server,
-        fetch_shell(sanitized_build, *options, log=tmp_path / "log") as shell,
+    with fetching(sanitized_build, large, *options, log=tmp_path / "log") as (
+        server,
+        shell,
     ):
         number = shell.add(source(server, size=MIB, unit=unit))
         shell.prefetch(number, 0, 8 * unit)
@@ -309,10 +296,7 @@ def test_what_does_not_say_its_length_comes_unit_by_unit(
         coded = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
         return head + coded + b"0\r\n\r\n"
 
-    with (
-        scripted_server(chunked) as server,
-        fetch_shell(sanitized_build, log=tmp_path / "log") as shell,
-    ):
+    with fetching(sanitized_build, chunked, log=tmp_path / "log") as (server, shell):
         number = shell.add(source(server))
         shell.prefetch(number, 0, 6 * UNIT)
         read = shell.read(number, 0, 6 * UNIT, deadline_s=3 if more else 60)

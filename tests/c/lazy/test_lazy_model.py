@@ -29,15 +29,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from support.needs import Need, share_of
-from support.shells import (
-    CacheShell,
-    EngineShell,
-    describe,
-    root_of,
-    start_engine,
-    start_shell,
-    units_of,
-)
+from support.shells import CacheShell, EngineShell, describe, root_of, units_of
 from support.waiting import wait_until
 from support.web_servers import NGINX, WebServer, web_server
 
@@ -191,16 +183,15 @@ class LazyMachine(RuleBasedStateMachine):
     @initialize(cap=st.sampled_from([0, 5 * UNIT]), kinds=st.permutations(KINDS))
     def begin(self, cap: int, kinds: list[str]) -> None:
         cache = self.directory / "cache"
-        self.pruner = start_shell(self.build, cache)
-        assert self.pruner.ask("stats")
+        self.pruner = CacheShell(self.build, cache)
+        assert self.pruner.line("stats")
         limits = json.dumps({"version": 1, "max_bytes": cap, "reserve_bytes": 1})
         (cache / "limits").write_text(limits)
         (cache / "limits").chmod(0o600)
         paths = {"map": str(self.directory / "map"), "cache": str(cache)}
         lazy = {"kind": "lazy", "length": SIZE, "deadline_s": DEADLINE_S} | paths
-        self.description = self.directory / "description.json"
-        self.description.write_text(json.dumps(describe(lazy)))
-        self.engine = start_engine(self.build, self.description)
+        self.description = describe(lazy)
+        self.engine = EngineShell(self.build, self.description)
         for slot, kind in enumerate(kinds):
             self._add(kind, slot, 0, SOURCE_BLOCKS)
 
@@ -390,7 +381,7 @@ class LazyMachine(RuleBasedStateMachine):
         assert self.pruner is not None
         if settled:
             self._settle()
-        answer = self.pruner.ask("shrink", units * UNIT)
+        answer = self.pruner.line("shrink", units * UNIT)
         assert answer in ("ok", f"error {errno.ENOSPC}"), answer
 
     @rule(which=numbers, how=st.sampled_from([*["read"] * 6, *["kill"] * 3, "stop"]))
@@ -407,7 +398,7 @@ class LazyMachine(RuleBasedStateMachine):
             self.engine.kill()
         else:
             self.engine.close()
-        self.engine = start_engine(self.build, self.description)
+        self.engine = EngineShell(self.build, self.description)
 
     def teardown(self) -> None:
         if self.engine is not None:

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import random
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.sanitized_build import SANITIZER_ENVIRONMENT
 from support.shells import (
     BLOCK,
     UNIT,
     EngineShell,
     VirtualData,
     describe,
-    engine_shell,
     punch_hole,
+    refusal,
 )
-from support.waiting import wait_until
 
 SIZE = 64 * UNIT  # of the virtual data
 
@@ -53,7 +49,7 @@ def test_byte_exact(
 ) -> None:
     description = describe(lazy(tmp_path, cached=cached))
     for seed in (3, 3):  # the second one finds what the first has cached
-        with engine_shell(sanitized_build, description) as shell:
+        with EngineShell(sanitized_build, description) as shell:
             draw = random.Random(seed)
             for _ in range(300):
                 offset = draw.randrange(22 * UNIT // BLOCK) * BLOCK
@@ -71,7 +67,7 @@ def test_what_is_not_mapped(
     sanitized_build: Path, filled: VirtualData, tmp_path: Path, policy: str
 ) -> None:
     description = describe(lazy(tmp_path, unmapped=policy))
-    with engine_shell(sanitized_build, description) as shell:
+    with EngineShell(sanitized_build, description) as shell:
         whole = 8 * UNIT
         answer = shell.request(f"read 0 {whole}")
         if policy == "error":
@@ -94,7 +90,7 @@ def test_a_map_has_one_name(
         lazy(tmp_path, length=UNIT),
         lazy(tmp_path, length=UNIT, map=f"{tmp_path}/{other}"),
     ]
-    said = refusal(sanitized_build, tmp_path, describe(*parts))
+    said = refusal(EngineShell, sanitized_build, describe(*parts))
     assert f"'{tmp_path}/{other}' is the same file as '{filled.map}'" in said
 
 
@@ -105,14 +101,14 @@ def test_a_source_that_changes(
     path = virtual.add_file("file", 0, 4 * UNIT)
     before = path.stat()
     description = describe(lazy(tmp_path, cached=False))
-    with engine_shell(sanitized_build, description) as shell:
+    with EngineShell(sanitized_build, description) as shell:
         assert shell.request(f"read 0 {BLOCK}") == virtual.content(0, BLOCK)
     path.write_bytes(bytes(4 * UNIT))
-    with engine_shell(sanitized_build, description) as shell:
+    with EngineShell(sanitized_build, description) as shell:
         assert shell.request(f"read 0 {BLOCK}") == errno.EIO
     # The pinned digest knows it even where the identity says nothing.
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    with engine_shell(sanitized_build, description) as shell:
+    with EngineShell(sanitized_build, description) as shell:
         assert shell.request(f"read 0 {BLOCK}") == errno.EIO
         failures = shell.stats()["lazy"][0]["fetcher"]["failures"]
         assert failures["wrong_digest"] == 3
@@ -125,11 +121,11 @@ def test_a_source_is_another_file_with_the_same_bytes(
     """As from a backup: digests prove that it is right; nothing else does."""
     path = virtual.add_file("file", 0, 4 * UNIT, digests=digests)
     description = describe(lazy(tmp_path, cached=False))
-    with engine_shell(sanitized_build, description) as shell:
+    with EngineShell(sanitized_build, description) as shell:
         assert shell.request(f"read 0 {BLOCK}") == virtual.content(0, BLOCK)
     shutil.copy2(path, tmp_path / "copy")
     (tmp_path / "copy").replace(path)
-    with engine_shell(sanitized_build, description) as shell:
+    with EngineShell(sanitized_build, description) as shell:
         for offset in (0, 2 * UNIT):
             answer = shell.request(f"read {offset} {BLOCK}")
             assert answer == (virtual.content(offset, BLOCK) if digests else errno.EIO)
@@ -144,7 +140,7 @@ def test_wrong_from_the_first(
     data = bytearray(path.read_bytes())
     data[UNIT] ^= 1
     path.write_bytes(data)
-    with engine_shell(sanitized_build, describe(lazy(tmp_path))) as shell:
+    with EngineShell(sanitized_build, describe(lazy(tmp_path))) as shell:
         assert shell.request(f"read {UNIT} {BLOCK}") == errno.EIO
         assert shell.request(f"read {UNIT - BLOCK} {2 * BLOCK}") == errno.EIO
         assert shell.request(f"read 0 {BLOCK}") == virtual.content(0, BLOCK)
@@ -184,13 +180,13 @@ def test_rot_in_the_cache(
     draw = random.Random(11)
     segment = lazy(tmp_path, cache=str(cache_path))
     blocks = [at * BLOCK for at, block in enumerate(filled.blocks) if block]
-    with engine_shell(sanitized_build, describe(segment)) as shell:
+    with EngineShell(sanitized_build, describe(segment)) as shell:
         for _ in range(4):
             spoil(cache_path, draw)
             for offset in draw.sample(blocks, len(blocks)):
                 answer = shell.request(f"read {offset} {BLOCK}")
                 assert answer == filled.content(offset, BLOCK), offset
-            wait_until_stored(shell)
+            shell.wait_until_cached()
         stats = shell.stats()["lazy"][0]
         assert stats["cache"]["dropped_units"] > 10
         for offset in blocks:
@@ -200,9 +196,7 @@ def test_rot_in_the_cache(
     # And without its sources.
     for name in ["plain", "digests", "tiny", *(f"block-{n}" for n in range(16))]:
         (tmp_path / name).unlink()
-    with engine_shell(
-        sanitized_build, describe(segment | {"deadline_s": 0.5})
-    ) as shell:
+    with EngineShell(sanitized_build, describe(segment | {"deadline_s": 0.5})) as shell:
         spoil(cache_path, draw)
         failed = 0
         for offset in draw.sample(blocks, len(blocks)):
@@ -212,15 +206,6 @@ def test_rot_in_the_cache(
             if failed > 10:
                 break
         assert failed
-
-
-def wait_until_stored(shell: EngineShell) -> None:
-    def are_stored() -> bool:
-        fetcher = shell.stats()["lazy"][0]["fetcher"]
-        under_way = fetcher["units_queued"] + fetcher["units_in_flight"]
-        return not under_way and fetcher["units_stored"] == fetcher["units_fetched"]
-
-    wait_until(are_stored, shell.stats)
 
 
 @pytest.mark.parametrize(
@@ -236,21 +221,5 @@ def wait_until_stored(shell: EngineShell) -> None:
 def test_refused(
     sanitized_build: Path, tmp_path: Path, keys: dict[str, Any], message: str
 ) -> None:
-    assert message in refusal(
-        sanitized_build, tmp_path, describe(lazy(tmp_path, **keys))
-    )
-
-
-def refusal(build: Path, tmp_path: Path, description: dict[str, Any]) -> str:
-    path = tmp_path / "description"
-    path.write_text(json.dumps(description))
-    done = subprocess.run(
-        [build / "csrc/tests/engine-shell", path],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        env=os.environ | SANITIZER_ENVIRONMENT,
-        timeout=30,
-    )
-    assert done.returncode in (1, 2), done.stderr
-    return done.stderr
+    segment = lazy(tmp_path, **keys)
+    assert message in refusal(EngineShell, sanitized_build, describe(segment))

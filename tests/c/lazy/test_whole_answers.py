@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from c.lazy.test_fetcher_runs import DATA, SIZE, UNIT, UNITS, lazy_shell, source
+from support.fetchers import fetching
 from support.peer import Peer
-from support.shells import fetch_shell
+from support.shells import FetchShell
 from support.waiting import wait_until
 from support.web_servers import ScriptedServer, response, scripted_server
 from system.peers.peers import PEERS
@@ -46,7 +47,7 @@ def test_it_is_sent_once(
     process: str,
 ) -> None:
     monkeypatch.setenv("BTRFS_UBLK_FETCH", process)
-    with fetch_shell(sanitized_build) as shell:
+    with FetchShell(sanitized_build) as shell:
         number = shell.add(source(server))
         assert shell.read(number, first * UNIT, UNIT).data == unit(first)
         assert shell.read(number, 0, SIZE).data == DATA
@@ -96,7 +97,7 @@ def test_who_comes_while_it_arrives_waits_for_it(
         yield WHOLE[-20 * UNIT + 100 :]
 
     server.script = slow
-    with fetch_shell(sanitized_build) as shell:
+    with FetchShell(sanitized_build) as shell:
         number = shell.add(source(server))
         if demanded:
             assert shell.read(number, 3 * UNIT, UNIT).data == unit(3)
@@ -131,7 +132,7 @@ def test_the_same_is_taken_of_one_of_several_answers(
         yield WHOLE[-SIZE + 100 :]
 
     server.script = slow
-    with fetch_shell(sanitized_build) as shell:
+    with FetchShell(sanitized_build) as shell:
         number = shell.add(source(server))
         reads = [shell.begin(number, at * UNIT, UNIT) for at in (0, 20, 40)]
         wait_until(lambda: len(server.requests) == 3)
@@ -147,10 +148,7 @@ def test_the_same_is_taken_of_one_of_several_answers(
 def test_a_larger_one_is_not_kept(sanitized_build: Path) -> None:
     size = 8 * MIB + 1
     data = random.Random(3).randbytes(size)
-    with (
-        scripted_server(lambda _: response(HEAD, data)) as server,
-        fetch_shell(sanitized_build) as shell,
-    ):
+    with fetching(sanitized_build, lambda _: response(HEAD, data)) as (server, shell):
         number = shell.add(source(server, size=size, unit=MIB))
         for at in (3 * MIB, MIB):
             assert shell.read(number, at, MIB).data == data[at:][:MIB]
@@ -162,7 +160,7 @@ def test_a_larger_one_is_not_kept(sanitized_build: Path) -> None:
 def test_readers_do_not_wait_for_memory_of_what_nobody_wants(
     sanitized_build: Path, server: ScriptedServer
 ) -> None:
-    with fetch_shell(sanitized_build, f"buffer={6 * UNIT}", "transfers=8") as shell:
+    with FetchShell(sanitized_build, f"buffer={6 * UNIT}", "transfers=8") as shell:
         number = shell.add(source(server))
         for at in (UNITS - 1, 0, 33):
             answer = shell.read(number, at * UNIT, UNIT)
@@ -176,7 +174,7 @@ def test_one_that_breaks_off_costs_what_lacks(
 ) -> None:
     cut = iter([20 * UNIT + 100])
     server.script = lambda _: WHOLE[: len(WHOLE) - next(cut, 0)]
-    with fetch_shell(sanitized_build) as shell:
+    with FetchShell(sanitized_build) as shell:
         number = shell.add(source(server))
         assert shell.read(number, 3 * UNIT, UNIT).data == unit(3)
         wait_until(lambda: bool(shell.stats()["failures"]["transient"]))
@@ -210,7 +208,7 @@ def test_a_pull_through_cache(
 ) -> None:
     """It sends all of a blob that it has not stored yet."""
     origin, cache = registries
-    with fetch_shell(sanitized_build) as shell:
+    with FetchShell(sanitized_build) as shell:
         for number, data in enumerate((DATA, DATA[::-1])):
             keys = dict(origin.put("blob", data))
             keys["registry"] = cache.url.removeprefix("http://")

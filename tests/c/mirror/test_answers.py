@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.shells import mirror_shell
+from support.shells import MirrorShell
 from support.web_servers import response, scripted_server
 
 pytestmark = pytest.mark.usefixtures("carrier")
@@ -80,7 +80,7 @@ def test_takes_nothing_but_what_it_asked_for(
 ) -> None:
     with scripted_server(lambda _: answer) as server:
         keys = {"kind": "http", "url": server.url()}
-        with mirror_shell(sanitized_build, tmp_path, keys, size=SIZE) as mirror:
+        with MirrorShell(sanitized_build, keys, size=SIZE) as mirror:
             got = mirror.fetch(0, 100)
     assert got.data is None
     assert failure in got.failure
@@ -100,7 +100,7 @@ def test_a_range_may_have_the_status_of_everything(
 
     with scripted_server(answer) as server:
         keys = {"kind": "http", "url": server.url()}
-        with mirror_shell(sanitized_build, tmp_path, keys, size=SIZE) as mirror:
+        with MirrorShell(sanitized_build, keys, size=SIZE) as mirror:
             assert mirror.probe()["size"] == SIZE
             assert mirror.fetch(0, 10).data == data
 
@@ -119,12 +119,12 @@ def test_a_range_that_is_all_may_be_answered_with_all(
 
     with scripted_server(answer) as server:
         keys = {"kind": "http", "url": server.url()}
-        with mirror_shell(sanitized_build, tmp_path, keys, size=size) as mirror:
+        with MirrorShell(sanitized_build, keys, size=size) as mirror:
             assert mirror.probe()["size"] == size
             assert mirror.fetch(0, size).data == data
             mirror.pin('etag "2"')
             assert mirror.fetch(0, size).failure == "changed"
-        with mirror_shell(sanitized_build, tmp_path, keys, size=size + 4096) as mirror:
+        with MirrorShell(sanitized_build, keys, size=size + 4096) as mirror:
             assert mirror.fetch(0, size).failure in ("wrong", "changed")
 
 
@@ -142,7 +142,7 @@ def test_a_probe_may_get_everything(
         lambda _: response(head, bytes(size)) if announced else chunked
     ) as server:
         keys = {"kind": "http", "url": server.url()}
-        with mirror_shell(sanitized_build, tmp_path, keys, size=size) as mirror:
+        with MirrorShell(sanitized_build, keys, size=size) as mirror:
             probed = mirror.probe()
             assert probed == {"result": 0, "size": size, "identity": 'etag "1"'}
             # A read has what it asked for, and nothing more.
@@ -173,7 +173,7 @@ def test_an_empty_object_has_no_bytes(
 
     with scripted_server(answer) as server:
         keys = {"kind": "http", "url": server.url()}
-        with mirror_shell(sanitized_build, tmp_path, keys, size=SIZE) as mirror:
+        with MirrorShell(sanitized_build, keys, size=SIZE) as mirror:
             assert mirror.probe() == {"result": 0, "size": 0, "identity": None}
 
 
@@ -196,7 +196,7 @@ def test_a_range_that_is_refused_is_no_empty_object(
         lambda request: refused if "Range: " in request else all_of_it
     ) as server:
         keys = {"kind": "http", "url": server.url()}
-        with mirror_shell(sanitized_build, tmp_path, keys, size=SIZE) as mirror:
+        with MirrorShell(sanitized_build, keys, size=SIZE) as mirror:
             said = mirror.probe()
     assert said["result"] < 0
     assert text in said["text"]

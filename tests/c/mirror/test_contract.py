@@ -11,7 +11,7 @@ import pytest
 from support.needs import Need
 from support.registry import REGISTRY, registry_server
 from support.s3_server import PUBLIC_BUCKET, WEED, s3_server
-from support.shells import MirrorShell, mirror_shell
+from support.shells import MirrorShell, refusal
 from support.web_servers import NGINX, web_server
 
 #: Neither a multiple of a unit nor of a block.
@@ -89,9 +89,7 @@ def shell(
 
         def make(keys: dict[str, object]) -> MirrorShell:
             whole = {"kind": place[0], **keys}
-            return stack.enter_context(
-                mirror_shell(sanitized_build, tmp_path, whole, size=SIZE)
-            )
+            return stack.enter_context(MirrorShell(sanitized_build, whole, size=SIZE))
 
         yield make
 
@@ -145,3 +143,59 @@ def test_ends_when_it_is_given_up(shell: Shell, place: tuple[str, Place]) -> Non
     answer = shell(place[1][0]).cancel(0, SIZE, after_ms=0)
     assert answer.result in (0, -125)
     assert answer.data in (None, DATA)
+
+
+#: Keys that are right, by kind, and what is said of those that take their place.
+RIGHT: dict[str, dict[str, object]] = {
+    "http": {},
+    "s3": {"bucket": "bucket", "key": "k"},
+    "oci": {"registry": "localhost:5000", "repository": "x", "insecure": True}
+    | {"digest": f"sha256:{'0' * 64}"},
+}
+HERE = {"url": "http://localhost/x"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "text"),
+    [
+        ("http", {}, '"url"'),
+        ("http", {"url": "http://h/x", "url_file": "/u"}, "exclude each other"),
+        ("http", {"url_file": "u"}, "no absolute path"),
+        ("http", {"url": "object"}, "no URL with a scheme"),
+        ("http", {"url": "file:///etc/passwd"}, "must be http or https"),
+        ("http", {"url": "http://localhost:99999/x"}, "is no valid URL"),
+        ("http", {"url": "http://u:p4ss@localhost/x"}, "a user or a password"),
+        ("http", {"url": "http://localhost/x#y"}, "fragment"),
+        ("http", HERE | {"ca_file": "ca.pem"}, "no absolute path"),
+        (
+            *("http", HERE | {"proxy": "http://u:p4ss@h:1"}),
+            "in the environment of the server: http_proxy",
+        ),
+        (
+            *("http", HERE | {"bearer_token_file": "/a", "basic_auth_file": "/b"}),
+            "exclude each other",
+        ),
+        ("s3", {"bucket": "a/b"}, '"bucket"'),
+        ("s3", {"key": "k" * 1025}, "the limit is 1024"),
+        ("s3", {"endpoint": "ftp://localhost"}, "http or https"),
+        ("s3", {"endpoint": "http://k:s@localhost"}, "a user or a password"),
+        ("s3", {"endpoint": "http://localhost/path"}, "more than scheme and host"),
+        ("s3", {"credentials_file": "relative"}, "no absolute path"),
+        ("s3", {"anonymous": True, "profile": "x"}, "exclude each other"),
+        ("oci", {"registry": "far.invalid"}, '"insecure" is for registries on loop'),
+        ("oci", {"registry": "user@localhost"}, "no host[:port]"),
+        ("oci", {"repository": "../x"}, '"repository"'),
+        ("oci", {"digest": "sha256:abc"}, "64 hexadecimal digits"),
+        ("oci", {"digest": f"sha256:{'G' * 64}"}, "64 hexadecimal digits"),
+        ("oci", {"docker_config": "config.json"}, "no absolute path"),
+        ("oci", {"namespace": "docker.io&x=1"}, "no host[:port]"),
+        ("oci", {"path": "/v2/../x"}, "names without"),
+        ("oci", {"path": "/v2/"}, "names without"),
+    ],
+)
+def test_refuses_wrong_keys(
+    sanitized_build: Path, kind: str, keys: dict[str, object], text: str
+) -> None:
+    keys = {"kind": kind} | RIGHT[kind] | keys
+    said = refusal(MirrorShell, sanitized_build, keys, size=4096, statuses=[2])
+    assert text in said and "p4ss" not in said

@@ -7,12 +7,12 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from support.shells import MirrorShell, mirror_shell
+from support.shells import MirrorShell
 
 pytestmark = pytest.mark.usefixtures("carrier")
 
@@ -23,7 +23,7 @@ HOST_CONNECTIONS = 64
 
 #: Gets a connection, its number from 0 on, and what it is about; returns to close it.
 Serve = Callable[["Client"], None]
-Shell = Callable[[str], AbstractContextManager[MirrorShell]]
+Shell = Callable[[str], MirrorShell]
 
 
 @dataclass
@@ -116,9 +116,9 @@ def server(serve: Serve) -> Iterator[Server]:
 
 @pytest.fixture
 def shell(sanitized_build: Path, tmp_path: Path) -> Shell:
-    def make(url: str) -> AbstractContextManager[MirrorShell]:
+    def make(url: str) -> MirrorShell:
         keys = {"kind": "http", "url": url}
-        return mirror_shell(sanitized_build, tmp_path, keys, size=SIZE)
+        return MirrorShell(sanitized_build, keys, size=SIZE)
 
     return make
 

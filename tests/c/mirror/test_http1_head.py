@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
-from support.sanitized_build import SANITIZER_ENVIRONMENT
+from support.sanitized_build import run_sanitized
 
 #: The limit of http1_head.h.
 MOST = 8192
@@ -19,14 +17,7 @@ END = b"\r\n"
 
 
 def parse(build: Path, head: bytes) -> dict[str, int | bool]:
-    done = subprocess.run(
-        [build / "csrc/tests/fuzz-head"],
-        input=head,
-        capture_output=True,
-        timeout=120,
-        env=os.environ | SANITIZER_ENVIRONMENT,
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    done = run_sanitized(build / "csrc/tests/fuzz-head", given=head)
     parsed: dict[str, int | bool] = json.loads(done.stdout)
     return parsed
 

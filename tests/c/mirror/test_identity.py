@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.shells import mirror_shell
+from support.shells import MirrorShell
 from support.web_servers import response, scripted_server
 
 pytestmark = pytest.mark.usefixtures("carrier")
@@ -44,7 +44,7 @@ def test_a_range_need_not_repeat_the_date(
     head = f"206 Partial Content\nContent-Range: bytes 0-4095/{total}\n{said}"
     with scripted_server(lambda _: response(head.rstrip(), DATA)) as server:
         keys = {"kind": "http", "url": server.url()}
-        with mirror_shell(sanitized_build, tmp_path, keys, size=SIZE) as mirror:
+        with MirrorShell(sanitized_build, keys, size=SIZE) as mirror:
             mirror.pin(pinned)
             answer = mirror.fetch(0, len(DATA))
     assert answer.failure == failure
@@ -109,7 +109,7 @@ def test_compares_like_with_like(
 ) -> None:
     with scripted_server(lambda _: response(f"{RANGE}\n{said}", DATA)) as server:
         keys = {"kind": "http", "url": server.url()}
-        with mirror_shell(sanitized_build, tmp_path, keys, size=SIZE) as mirror:
+        with MirrorShell(sanitized_build, keys, size=SIZE) as mirror:
             mirror.pin(pinned)
             answer = mirror.fetch(0, len(DATA))
     assert (answer.failure, answer.data) == (failure, None if failure else DATA)

@@ -10,15 +10,8 @@ from threading import Event
 from typing import Any
 
 import pytest
-from support.shells import (
-    FetchShell,
-    StoreShell,
-    describe,
-    engine_shell,
-    fetch_shell,
-    units_of,
-)
-from support.web_servers import ScriptedServer, response, scripted_server
+from support.shells import EngineShell, FetchShell, StoreShell, describe, units_of
+from support.web_servers import ScriptedServer, ranged, response, scripted_server
 
 UNIT = 64 << 10
 #: Hosts agree on a cache for as much of an object.
@@ -32,14 +25,12 @@ def content(offset: int, length: int) -> bytes:
     return bytes([offset // UNIT % 251]) * length
 
 
+#: All of it is in memory: content() of each unit.
+DATA = b"".join(content(at, UNIT) for at in range(0, SIZE, UNIT))
+
+
 def good(request: str) -> bytes:
-    found = re.search(r"(?im)^range: bytes=(\d+)-(\d+)", request)
-    assert found
-    first, last = int(found[1]), int(found[2])
-    head = (
-        f"206 Partial Content\nETag: {ETAG}\nContent-Range: bytes {first}-{last}/{SIZE}"
-    )
-    return response(head, content(first, last + 1 - first))
+    return ranged(request, DATA, f"ETag: {ETAG}")
 
 
 def header(request: str, name: str) -> str | None:
@@ -92,7 +83,7 @@ def made_site(build: Path, log: Path, count: int) -> Iterator[Site]:
     with ExitStack() as stack:
         origin = stack.enter_context(scripted_server(good))
         caches = [stack.enter_context(scripted_server(good)) for _ in range(count)]
-        shell = stack.enter_context(fetch_shell(build, log=log))
+        shell = stack.enter_context(FetchShell(build, log=log))
         yield Site(shell, origin, caches)
 
 
@@ -280,7 +271,7 @@ def test_wrong_bytes_of_a_cache_are_never_delivered(
         lazy = {"kind": "lazy", "length": PART, "map": str(tmp_path / "map")}
         if named == "for the device":
             lazy["via"] = [{"for": "127.0.0.*", "caches": caches}]
-        with engine_shell(sanitized_build, describe(lazy)) as shell:
+        with EngineShell(sanitized_build, describe(lazy)) as shell:
             for offset in range(0, PART, UNIT):
                 assert shell.request(f"read {offset} 4096") == data[offset:][:4096]
             stats = shell.stats()["lazy"][0]["fetcher"]

@@ -22,11 +22,10 @@ from support.fetchers import (
     source_of,
 )
 from support.shells import (
+    EngineShell,
     FetchShell,
     VirtualData,
     describe,
-    engine_shell,
-    fetch_shell,
     root_of,
     units_of,
 )
@@ -113,7 +112,7 @@ def process_of(shell: FetchShell) -> int:
 
 
 def test_it_has_given_all_up(sanitized_build: Path, server: ScriptedServer) -> None:
-    with fetch_shell(sanitized_build) as shell:
+    with FetchShell(sanitized_build) as shell:
         with suppress(PermissionError):  # it takes CAP_SYS_RESOURCE
             Path(f"/proc/{shell.pid}/oom_score_adj").write_text("-500")
         source = shell.add(source_of(server))
@@ -144,7 +143,7 @@ def probe(shell: FetchShell, source: int, *, timeout_s: float = 20) -> dict[str,
 
 def test_it_probes(sanitized_build: Path, server: ScriptedServer) -> None:
     """So that the server reads nothing of what is answered. It forgets the mirrors."""
-    with fetch_shell(sanitized_build) as shell:
+    with FetchShell(sanitized_build) as shell:
         source = shell.add(source_of(server))
         for _ in range(3):
             answer = probe(shell, source)
@@ -161,7 +160,7 @@ def test_it_probes(sanitized_build: Path, server: ScriptedServer) -> None:
 def test_local_sources_start_none(sanitized_build: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(DATA)
     mirror = {"kind": "file", "path": str(tmp_path / "file")}
-    with fetch_shell(sanitized_build) as shell:
+    with FetchShell(sanitized_build) as shell:
         source = shell.add({"size": len(DATA), "mirrors": [mirror]})
         assert shell.read(source, 0, UNIT).data == DATA[:UNIT]
         assert not processes_of(shell.pid)
@@ -173,7 +172,7 @@ def test_it_dies_or_hangs_under_reads(
     sanitized_build: Path, server: ScriptedServer, tmp_path: Path, number: int
 ) -> None:
     log = tmp_path / "log"
-    with fetch_shell(sanitized_build, log=log) as shell:
+    with FetchShell(sanitized_build, log=log) as shell:
         source = shell.add(source_of(server))
         assert shell.read(source, 0, UNIT).data == DATA[:UNIT]
         pid = process_of(shell)
@@ -203,7 +202,7 @@ def test_a_miss_wakes_the_fetcher_seldom(
     """Once: the reader sends the request, and the process tells of its end alone. It
     was four times. A busy machine adds some, as what is late is told of in parts."""
     reads, size = 50, 4096
-    with fetch_shell(sanitized_build) as shell:
+    with FetchShell(sanitized_build) as shell:
         source = shell.add(source_of(server, unit=size))
         assert shell.read(source, 0, size).data == DATA[:size]
         before = waits_of(shell.pid, "fetcher")
@@ -218,7 +217,7 @@ def test_no_identity_kills_it(sanitized_build: Path) -> None:
     def named(request: str) -> bytes:
         return server_of(request).replace(b'ETag: "one"', b'ETag: "a\tb"')
 
-    with scripted_server(named) as server, fetch_shell(sanitized_build) as shell:
+    with scripted_server(named) as server, FetchShell(sanitized_build) as shell:
         source = shell.add(source_of(server))
         assert shell.read(source, 0, UNIT, deadline_s=60).data == DATA[:UNIT]
         assert not shell.stats()["process"]["died"]
@@ -228,7 +227,7 @@ def test_it_does_not_outlive_its_server(
     sanitized_build: Path, server: ScriptedServer
 ) -> None:
     """Although it cannot see that the stream has ended."""
-    with pytest.raises(BrokenPipeError), fetch_shell(sanitized_build) as shell:
+    with pytest.raises(BrokenPipeError), FetchShell(sanitized_build) as shell:
         source = shell.add(source_of(server))
         assert shell.read(source, 0, UNIT).data == DATA[:UNIT]
         pid = process_of(shell)
@@ -244,7 +243,7 @@ def test_a_lie_costs_its_process(
 ) -> None:
     """And no more: the next one is asked. A sanitizer's report would fail the shell."""
     lying = program(tmp_path, lie, DATA)
-    with fetch_shell(sanitized_build, program=lying) as shell:
+    with FetchShell(sanitized_build, fetch=lying) as shell:
         mirror = {"kind": "http", "url": "http://127.0.0.1:1/"}
         source = shell.add({"size": MIB, "unit": MIB, "mirrors": [mirror]})
         assert shell.read(source, 0, 4096, deadline_s=60).data == DATA[:4096]
@@ -261,7 +260,7 @@ def test_a_mirror_of_its_own_is_asked_instead(
         {"kind": "http", "url": "http://127.0.0.1:1/"},
         {"kind": "file", "path": str(tmp_path / "file")},
     ]
-    with fetch_shell(sanitized_build, program=lying) as shell:
+    with FetchShell(sanitized_build, fetch=lying) as shell:
         source = shell.add({"size": MIB, "unit": UNIT, "mirrors": mirrors})
         assert shell.read(source, 0, UNIT, deadline_s=60).data == DATA[:UNIT]
 
@@ -273,7 +272,7 @@ NOWHERE = {"size": MIB, "kind": "http", "url": "http://127.0.0.1:1/"}
 def test_a_lie_about_an_inquiry_costs_its_process(
     sanitized_build: Path, tmp_path: Path, lie: str
 ) -> None:
-    with fetch_shell(sanitized_build, program=program(tmp_path, lie, DATA)) as shell:
+    with FetchShell(sanitized_build, fetch=program(tmp_path, lie, DATA)) as shell:
         answer = probe(shell, shell.add(NOWHERE))
         assert (answer.get("size"), answer.get("identity")) == (len(DATA), "etag x")
         assert shell.stats()["process"]["died"] == 1
@@ -291,7 +290,7 @@ def test_what_it_may_say_of_a_probe(
     sanitized_build: Path, tmp_path: Path, lie: str, message: str
 ) -> None:
     lying = program(tmp_path, lie, DATA, times=1000)
-    with fetch_shell(sanitized_build, program=lying) as shell:
+    with FetchShell(sanitized_build, fetch=lying) as shell:
         timeout_s = 1 if lie == "no answer" else 60
         answer = probe(shell, shell.add(NOWHERE), timeout_s=timeout_s)
         assert answer["error"] == message
@@ -299,7 +298,7 @@ def test_what_it_may_say_of_a_probe(
 
 def test_it_hangs_at_a_probe(sanitized_build: Path, server: ScriptedServer) -> None:
     """The probe ends at its deadline, and the next one has another process."""
-    with fetch_shell(sanitized_build) as shell:
+    with FetchShell(sanitized_build) as shell:
         source = shell.add(source_of(server))
         assert probe(shell, source)["size"] == len(DATA)
         pid = process_of(shell)
@@ -322,7 +321,7 @@ def test_no_wrong_byte(sanitized_build: Path, tmp_path: Path, lie: str) -> None:
     virtual.add(source, DATA, 0)
     lying = program(tmp_path, lie, DATA, times=1000)
     segment = {"kind": "lazy", "length": MIB, "map": str(virtual.map), "deadline_s": 2}
-    with engine_shell(
+    with EngineShell(
         sanitized_build,
         describe(segment),
         environment={"BTRFS_UBLK_FETCH": str(lying)},

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.registry import Registry, registry_fixture
-from support.shells import FetchShell, fetch_shell
+from support.shells import FetchShell
 from support.web_servers import response, scripted_server
 
 from btrfs_ublk.image.access import RegistryAccess
@@ -37,7 +37,7 @@ def shells(
 ) -> Iterator[list[FetchShell]]:
     """As many servers, each with two sources that are the same blob."""
     with ExitStack() as stack:
-        started = [stack.enter_context(fetch_shell(build)) for _ in range(count)]
+        started = [stack.enter_context(FetchShell(build)) for _ in range(count)]
         for shell in started:
             shell.add(source)
             shell.add({**source, "unit": UNIT // 2})

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.faults import refusing
 from support.fetchers import DATA, UNIT, server_of, source_of
-from support.shells import fetch_shell
+from support.shells import FetchShell
 from support.web_servers import scripted_server
 
 from btrfs_ublk.base.helpers import FETCH, helper_path
@@ -81,7 +81,7 @@ def assert_it_fetches(
 ) -> None:
     log = tmp_path / "log"
     with scripted_server(server_of) as server:
-        with fetch_shell(build, log=log, program=program, wrapper=wrapper) as shell:
+        with FetchShell(build, log=log, fetch=program, prefix=wrapper) as shell:
             source = shell.add(source_of(server))
             for unit in range(2):
                 answer = shell.read(source, unit * UNIT, UNIT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import random
 import subprocess
@@ -16,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.paths import TESTS
-from support.sanitized_build import SANITIZER_ENVIRONMENT
-from support.shells import BLOCK, SHELL_TIMEOUT_S, EngineShell, describe, engine_shell
+from support.sanitized_build import run_sanitized
+from support.shells import BLOCK, EngineShell, describe, refusal
 
 pytestmark = pytest.mark.data
 
@@ -134,7 +133,7 @@ def test_requests_match_the_model(
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
         description, model = build_model(layout, Path(directory), seed)
-        with engine_shell(sanitized_build, description) as shell:
+        with EngineShell(sanitized_build, description) as shell:
             for op, block, blocks, byte in requests:
                 check_request(shell, model, op, block * BLOCK, blocks * BLOCK, byte)
 
@@ -149,7 +148,7 @@ def test_a_buffer_that_need_not_be_filled_again_holds_what_it_should(
     # A byte that two segments have in common.
     description["segments"][3]["byte"] = description["segments"][0]["byte"]
     model.content[9 * BLOCK : 12 * BLOCK] = model.content[: 3 * BLOCK]
-    with engine_shell(sanitized_build, description) as shell:
+    with EngineShell(sanitized_build, description) as shell:
         for _ in range(2000):
             offset = dice.randrange(0, 24)
             length = dice.randrange(1, min(8, 25 - offset))
@@ -173,7 +172,7 @@ def test_what_has_to_be_durable_is(
         kinds = ["file", "zero", "writable", "writable"]
         description, model = build_model([(kind, 4) for kind in kinds], Path(where), 1)
         first, second = 8 * BLOCK, 12 * BLOCK
-        with engine_shell(sanitized_build, description) as shell:
+        with EngineShell(sanitized_build, description) as shell:
 
             def asked(request: str) -> list[str]:
                 assert shell.request(request) == b"", request
@@ -217,7 +216,7 @@ def test_a_file_that_shrinks_gives_eio_never_zeroes(
     path = tmp_path / "shrinking"
     path.write_bytes(b"x" * 4 * BLOCK)
     description = describe({"kind": "file", "length": 4 * BLOCK, "path": str(path)})
-    with engine_shell(sanitized_build, description) as shell:
+    with EngineShell(sanitized_build, description) as shell:
         assert shell.request(f"read 0 {4 * BLOCK}") == b"x" * 4 * BLOCK
         os.truncate(path, BLOCK + 100)
         assert shell.request(f"read 0 {BLOCK}") == b"x" * BLOCK
@@ -245,37 +244,22 @@ BAD_DESCRIPTIONS: dict[str, tuple[Any, str]] = {
 }
 
 
-def run_shell(
-    build: Path, text: str, program: str = "tests/engine-shell"
-) -> subprocess.CompletedProcess[str]:
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        file.write(text)
-        file.flush()
-        return subprocess.run(
-            [build / "csrc" / program, file.name],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=SHELL_TIMEOUT_S,
-            env=os.environ | SANITIZER_ENVIRONMENT,
-        )
-
-
 @pytest.mark.parametrize("case", BAD_DESCRIPTIONS)
 def test_a_bad_description_is_refused(sanitized_build: Path, case: str) -> None:
     description, message = BAD_DESCRIPTIONS[case]
-    done = run_shell(sanitized_build, json.dumps(description))
-    assert done.returncode == 2
-    assert message in done.stderr
+    assert message in refusal(EngineShell, sanitized_build, description, statuses=[2])
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", '{"version": 1, "version": 1}', "\x00", "[" * 5000]
 )
-def test_what_is_not_json_is_refused(sanitized_build: Path, text: str) -> None:
-    done = run_shell(sanitized_build, text)
-    assert done.returncode == 2
-    assert "not valid JSON" in done.stderr
+def test_what_is_not_json_is_refused(
+    sanitized_build: Path, tmp_path: Path, text: str
+) -> None:
+    path = tmp_path / "description.json"
+    path.write_text(text)
+    program = sanitized_build / "csrc/tests/engine-shell"
+    assert b"not valid JSON" in run_sanitized(program, path, statuses=[2]).stderr
 
 
 def test_files_that_cannot_be_served_are_refused(
@@ -291,10 +275,11 @@ def test_files_that_cannot_be_served_are_refused(
         (fifo, "neither a regular file nor a block device"),
         (tmp_path, "neither a regular file nor a block device"),
     ):
-        segment = {"kind": "file", "length": BLOCK, "path": str(path)}
-        done = run_shell(sanitized_build, json.dumps(describe(segment)))
-        assert done.returncode == (2 if path == small else 1)
-        assert message in done.stderr
-    writable = {"kind": "file", "length": BLOCK, "path": str(small), "writable": True}
-    done = run_shell(sanitized_build, json.dumps(describe(writable)))
-    assert "the device is read-only" in done.stderr
+        segment: dict[str, Any] = {"kind": "file", "length": BLOCK, "path": str(path)}
+        statuses = [2 if path == small else 1]
+        assert message in refusal(
+            EngineShell, sanitized_build, describe(segment), statuses=statuses
+        )
+    segment["writable"], segment["path"] = True, str(small)  # type: ignore[assignment]
+    said = refusal(EngineShell, sanitized_build, describe(segment))
+    assert "the device is read-only" in said

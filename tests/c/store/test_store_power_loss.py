@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.disks import SYNC, Operation, lay_out, read_log, some_states
+from support.disks import SYNC, Operation, lay_out, logged_writes, read_log, some_states
 from support.needs import share_of
 from support.shells import StoreShell
 
@@ -88,13 +88,8 @@ def record(
     directory, log = tmp_path / "recorded", tmp_path / "log"
     directory.mkdir(mode=0o700)
     workload = Workload(6)
-    environment = {
-        "LD_PRELOAD": str(build / "csrc/tests/write-log.so"),
-        "WRITE_LOG": str(log),
-        "WRITE_LOG_DIR": str(directory),
-        "STORE_SLICE_BYTES": str(slice_bytes),
-        "ASAN_OPTIONS": "verify_asan_link_order=0:exitcode=99",
-    }
+    environment = logged_writes(build, log, directory)
+    environment["STORE_SLICE_BYTES"] = str(slice_bytes)
     for kill in (False, True, False):  # each finds what the one before it has left
         with StoreShell(build, directory / "it.map", environment) as shell:
             workload.run(shell, 20)

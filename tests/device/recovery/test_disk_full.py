@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.devices import fill
-from support.shells import BLOCK, UNIT, VirtualData, cache_shell
+from support.shells import BLOCK, UNIT, CacheShell, VirtualData
 
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.kernel.mount import mounted
@@ -125,13 +125,13 @@ def test_the_cache_itself_on_a_full_disk(
 ) -> None:
     """Units are cached or not; what is read is right, and nothing dies of it."""
     units = 200
-    with cache_shell(sanitized_build, small_disk / "cache") as shell:
+    with CacheShell(sanitized_build, small_disk / "cache") as shell:
         assert shell.open(0, units * 64 * KIB, 64 * KIB) == "ok"
         for unit in range(units):
-            assert shell.ask("put 0", unit) in ("ok", NO_ROOM)
-        assert shell.ask("sync") == "ok"
-        letters = shell.ask("check 0")
+            assert shell.line("put 0", unit) in ("ok", NO_ROOM)
+        assert shell.line("sync") == "ok"
+        letters = shell.line("check 0")
         assert set(letters) == {"o", "m"} and letters.count("o") >= 16
-    with cache_shell(sanitized_build, small_disk / "cache") as shell:
+    with CacheShell(sanitized_build, small_disk / "cache") as shell:
         assert shell.open(0, units * 64 * KIB, 64 * KIB) == "ok"
-        assert set(shell.ask("check 0")) == {"o", "m"}
+        assert set(shell.line("check 0")) == {"o", "m"}

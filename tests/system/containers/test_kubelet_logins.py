@@ -16,7 +16,7 @@ from support.devices import new_btrfs
 from support.kubelet import answer, configuration
 from support.lazy_images import Place, some_layers
 from support.registry import PASSWORD
-from support.snapshotter import Client, connected, pull, state
+from support.snapshotter import Client, pull, served, state
 from support.waiting import wait_until
 
 from btrfs_ublk.containers import kubelet_logins
@@ -24,7 +24,6 @@ from btrfs_ublk.containers.images import LazyOptions
 from btrfs_ublk.containers.kubelet_logins import (
     read_plugins,
 )
-from btrfs_ublk.containers.service import serving
 from btrfs_ublk.device.state import device_directory
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.units import MIB
@@ -50,9 +49,8 @@ def snapshotter(
     options = LazyOptions(access=access, plugins=plugins, writable_bytes=256 * MIB)
     with new_btrfs(test_root, size_bytes=1 << 30) as mount:
         root = mount / "root"
-        socket = root.with_suffix(".sock")
         try:
-            with serving(root, socket, options), connected(socket) as client:
+            with served(root, options) as client:
                 yield client, root
         finally:
             place.take_down()

@@ -21,7 +21,7 @@ import grpc
 import pytest
 from support.devices import fill, new_btrfs
 from support.processes import ending_with_us, stop
-from support.snapshotter import Client, connected, refused
+from support.snapshotter import Client, connected, refused, served
 from support.waiting import wait_until
 
 from btrfs_ublk import __version__
@@ -52,8 +52,7 @@ def root(btrfs: Path) -> Path:
 
 @pytest.fixture
 def client(root: Path) -> Iterator[Client]:
-    socket = root.with_suffix(".sock")
-    with serving(root, socket), connected(socket) as client:
+    with served(root) as client:
         yield client
 
 
@@ -469,8 +468,7 @@ def test_ids_of_a_user_namespace(root: Path) -> None:
         f"containerd.io/snapshot/{kind}mapping": "0:100000:65536"
         for kind in ("uid", "gid")
     }
-    socket = root.with_suffix(".sock")
-    with serving(root, socket, mode="overlay"), connected(socket) as client:
+    with served(root, mode="overlay") as client:
         client.call("Prepare", key="base", labels=labels)
         client.commit("base-image", "base")
         client.call("Prepare", key="one", parent="base-image", labels=labels)

@@ -7,9 +7,8 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,12 +47,8 @@ root = snapshotter.root  # a fixture
 pytestmark = pytest.mark.device
 
 
-@contextmanager
-def served(place: Place, root: Path, **changes: Any) -> Iterator[Client]:
-    socket = root.with_suffix(".sock")
-    options = replace(place.options, **changes)
-    with serving(root, socket, options), connected(socket) as client:
-        yield client
+def served(place: Place, root: Path, **changes: Any) -> AbstractContextManager[Client]:
+    return snapshotter.served(root, replace(place.options, **changes))
 
 
 def drop(client: Client, *names: str) -> None:

@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 from support.devices import new_btrfs
 from support.needs import Need
-from support.snapshotter import Client, connected
+from support.snapshotter import Client, served
 from support.trees import GRANTING_ACL, Tree, describe, differences
 from support.volumes import base_tree, change
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT
 from btrfs_ublk.base.process import run
 from btrfs_ublk.containers.overlay import merge_overlay
-from btrfs_ublk.containers.service import serving
 from btrfs_ublk.containers.snapshots import MODE, Snapshots
 from btrfs_ublk.containers.store import SNAPSHOT_REF, Kind
 from btrfs_ublk.kernel.btrfs import create_snapshot
@@ -35,13 +34,6 @@ def root(need: Need, test_root: Path) -> Iterator[Path]:
     need(ROOT, BTRFS, LOOP)
     with new_btrfs(test_root, size_bytes=1 << 30) as mount:
         yield mount / "root"
-
-
-@contextmanager
-def served(root: Path) -> Iterator[Client]:
-    socket = root.with_suffix(".sock")
-    with serving(root, socket), connected(socket) as client:
-        yield client
 
 
 @contextmanager
