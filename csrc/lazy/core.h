@@ -216,12 +216,15 @@ struct core {
 	struct pool_job put_job;
 	struct timer put_timer; /* when `unstored` are put in, if they remain few */
 	bool put_now;
-	unsigned look_ups;	 /* jobs; some are of units that have gone on without */
-	bool cache_is_late;	 /* units do not wait for it, until a look-up has ended */
-	bool abandoned;		 /* atomic: reads fail */
-	bool ending;		 /* atomic: nothing begins any more */
-	uint64_t flush_until_ns; /* when `ending`: no unit is put in the cache after that */
-	struct link reads;	 /* all reads that wait */
+	struct link spare; /* memory of units that are gone */
+	uint64_t spare_bytes;
+	struct timer spare_timer; /* when that is given back */
+	unsigned look_ups;	  /* jobs; some are of units that have gone on without */
+	bool cache_is_late;	  /* units do not wait for it, until a look-up has ended */
+	bool abandoned;		  /* atomic: reads fail */
+	bool ending;		  /* atomic: nothing begins any more */
+	uint64_t flush_until_ns;  /* when `ending`: no unit is put in the cache after that */
+	struct link reads;	  /* all reads that wait */
 	struct missed missed[MISSED_MAX]; /* a ring, which missed.c explains */
 	unsigned missed_next;
 	uint64_t missed_until_ns; /* of the newest */
@@ -276,6 +279,11 @@ bool unit_fail(struct unit *unit, int err);
 /* Enters the queue of a host; `first`: before all others. */
 void unit_queue(struct unit *unit, struct host *host, bool first);
 void unit_rest(struct unit *unit, uint64_t at_ns);
+/* Returns memory for its data, or NULL. */
+uint8_t *unit_new_data(const struct unit *unit);
+void unit_free_data(struct unit *unit);
+/* Gives memory back that is kept for the next ones. */
+void units_free_spare(struct core *core);
 /* Gives it memory, which may be there only later (NULL). */
 void unit_reserve(struct unit *unit, uint8_t *data);
 /* Rests or fails, because there is no memory. */

@@ -3,7 +3,6 @@
 #include "lazy/fetcher.h"
 
 #include <errno.h>
-#include <malloc.h>
 #include <openssl/evp.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -44,12 +43,8 @@ enum {
 	CACHE_WORKERS = 2,
 	/* NB: not the idle class, as others wait for its locks. */
 	PUTTER_NICE = 10,
-	/*
-	 * Memory of units is had again and again: the heap keeps so much of it, and gives it back after a
-	 * while at rest. Else each unit would cost the faults of its pages.
-	 */
-	HEAP_KEEPS_BYTES = 16 << 20,
-	REST_MS = 3000,
+	/* Where more units are in flight, the fetcher begins many reads for each time that it wakes. */
+	BEGIN_HERE_MAX = 8,
 };
 
 struct server_fetcher {
@@ -64,7 +59,6 @@ struct server_fetcher {
 	uv_check_t after_wait;
 	uv_prepare_t before_wait;
 	uv_idle_t has_more; /* something is left, so the loop does not wait */
-	struct timer rest;  /* when memory is given back */
 	pthread_t thread;
 	/* Of whoever has the core and the loop: the fetcher's thread but while it waits, or a reader. */
 	pthread_mutex_t lock;
@@ -129,19 +123,8 @@ static void do_nothing(uv_idle_t *has_more)
 {
 }
 
-static void on_rest(struct timer *timer)
-{
-	struct server_fetcher *fetcher = container_of(timer, struct server_fetcher, rest);
-
-	if (!fetcher->core.busy)
-		malloc_trim(0);
-}
-
 static void step(struct server_fetcher *fetcher)
 {
-	if (fetcher->core.busy && !timer_is_set(&fetcher->rest))
-		timer_set(&fetcher->core.timers, &fetcher->rest,
-			  clock_now_ns() + REST_MS * NS_PER_MS);
 	if (core_step(&fetcher->core))
 		uv_idle_start(&fetcher->has_more, do_nothing);
 	else
@@ -396,7 +379,8 @@ static bool begin_here(struct server_fetcher *server, struct lazy_read *read)
 	struct core *core = &server->core;
 	bool begins, wakes = false;
 
-	if (pthread_mutex_trylock(&server->lock))
+	if (relaxed_load(&core->counts.units_in_flight) >= BEGIN_HERE_MAX ||
+	    pthread_mutex_trylock(&server->lock))
 		return false;
 	begins = is_quiet(core);
 	if (begins) {
@@ -528,9 +512,6 @@ int fetcher_start(const struct fetcher_options *options, struct store *store, st
 		return -ENOMEM;
 	core = &made->core;
 	pthread_mutex_init(&made->lock, NULL);
-	mallopt(M_TRIM_THRESHOLD, HEAP_KEEPS_BYTES);
-	mallopt(M_MMAP_THRESHOLD, HEAP_KEEPS_BYTES);
-	made->rest.expire = on_rest;
 	made->fetcher.ops = &ops;
 	made->fetcher.loop = &made->loop;
 	core->fetcher = &made->fetcher;

@@ -259,7 +259,7 @@ static bool has_memory(struct unit *unit)
 
 	if (unit->data)
 		return true;
-	data = unit_make_room(unit) ? malloc(unit->length) : NULL;
+	data = unit_make_room(unit) ? unit_new_data(unit) : NULL;
 	if (data)
 		unit_reserve(unit, data);
 	return data;

@@ -70,6 +70,7 @@ void core_init(struct core *core)
 	list_init(&core->kept);
 	list_init(&core->unstored);
 	list_init(&core->storing);
+	list_init(&core->spare);
 	list_init(&core->paused);
 	list_init(&core->unstarted);
 	list_init(&core->reads);
@@ -79,6 +80,7 @@ void core_init(struct core *core)
 
 void core_deinit(struct core *core)
 {
+	units_free_spare(core);
 	hosts_free(core->hosts, core->latencies);
 }
 
@@ -112,7 +114,7 @@ static void unit_free(struct unit *unit)
 	list_remove(&unit->in_unused);
 	list_remove(&unit->in_bucket);
 	free(unit->identity);
-	free(unit->data);
+	unit_free_data(unit);
 	free(unit);
 }
 

@@ -8,6 +8,12 @@
 #include "lazy/core.h"
 #include "lazy/layout.h"
 
+enum {
+	SPARE_LEAST_BYTES = 32 << 10, /* what is less, the heap has at hand */
+	SPARE_MOST_BYTES = 2 << 20,
+	SPARE_MS = 2000, /* then all of it is given back */
+};
+
 static struct link *bucket_of(struct core *core, const struct source *source, uint64_t number)
 {
 	uint64_t hash = ((uintptr_t)source / sizeof(void *) + number) * 0x9e3779b97f4a7c15ull;
@@ -204,13 +210,74 @@ uint64_t unit_last_deadline_ns(const struct unit *unit)
 	return last_ns;
 }
 
+/* Memory that units have had. The link is at its beginning. */
+struct spare {
+	struct link link;
+	uint32_t length;
+};
+
+void units_free_spare(struct core *core)
+{
+	struct link *link;
+
+	while ((link = list_first(&core->spare))) {
+		list_remove(link);
+		free(container_of(link, struct spare, link));
+	}
+	core->spare_bytes = 0;
+}
+
+static void on_spare_timer(struct timer *timer)
+{
+	units_free_spare(container_of(timer, struct core, spare_timer));
+}
+
+/* Keeps some of it for the next ones, as each would cost the faults of its pages. */
+static void keep_spare(struct core *core, uint8_t *data, uint32_t length)
+{
+	struct spare *spare = (struct spare *)(void *)data;
+
+	if (!data || length < SPARE_LEAST_BYTES || core->ending ||
+	    core->spare_bytes + length > SPARE_MOST_BYTES) {
+		free(data);
+		return;
+	}
+	*spare = (struct spare){ .length = length };
+	list_insert_after(&core->spare, &spare->link);
+	core->spare_bytes += length;
+	core->spare_timer.expire = on_spare_timer;
+	if (!timer_is_set(&core->spare_timer))
+		timer_set(&core->timers, &core->spare_timer, clock_now_ns() + SPARE_MS * NS_PER_MS);
+}
+
+uint8_t *unit_new_data(const struct unit *unit)
+{
+	struct core *core = unit->core;
+
+	for (struct link *link = core->spare.next; link != &core->spare; link = link->next) {
+		struct spare *spare = container_of(link, struct spare, link);
+
+		if (spare->length != unit->length)
+			continue;
+		list_remove(link);
+		core->spare_bytes -= unit->length;
+		return (uint8_t *)spare;
+	}
+	return malloc(unit->length);
+}
+
+void unit_free_data(struct unit *unit)
+{
+	keep_spare(unit->core, unit->data, unit->length);
+	unit->data = NULL;
+}
+
 static void release(struct unit *unit)
 {
 	if (unit->reserved)
 		relaxed_add(&unit->core->counts.buffer_bytes, -(uint64_t)unit->length);
 	unit->reserved = false;
-	free(unit->data);
-	unit->data = NULL;
+	unit_free_data(unit);
 }
 
 void unit_queue(struct unit *unit, struct host *host, bool first)
@@ -269,7 +336,7 @@ void unit_has_no_memory(struct unit *unit)
 
 bool unit_allocate(struct unit *unit)
 {
-	uint8_t *data = malloc(unit->length);
+	uint8_t *data = unit_new_data(unit);
 
 	if (data)
 		unit_reserve(unit, data);
