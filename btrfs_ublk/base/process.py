@@ -466,7 +466,9 @@ def launch(
             source = stdin.fileno()
         with ExitStack() as on_failure:
             stderr = on_failure.enter_context(
-                _memory_file("stderr") if talk is None else open(talk, "a+b", 0)
+                _memory_file("stderr")
+                if talk is None
+                else open(talk, "a+b", 0, opener=_open_private)
             )
             process = _start(
                 words,
@@ -489,6 +491,10 @@ def _abandon(process: subprocess.Popen[str]) -> None:
     _kill(process)
     if process.stdout:
         process.stdout.close()
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _memory_file(name: str) -> IO[bytes]:
