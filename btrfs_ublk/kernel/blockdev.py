@@ -134,10 +134,10 @@ def users(path: Path) -> list[str]:
             names.update(sibling.name for sibling in member.parent.iterdir())
     found = []
     number = _device_text(path)
-    for mount in read_mountinfo():
-        source = Path(mount.source)
-        is_member = source.parent == Path("/dev") and source.name in names
-        if is_member or mount.device == number:
+    sources = {f"/dev/{name}" for name in names}
+    marks = [f" {each} " for each in (number, *sources)]
+    for mount in read_mountinfo(marks=marks):
+        if mount.source in sources or mount.device == number:
             found.append(f"mounted at {mount.target} ({mount.fs_type})")
     with suppress(OSError):
         for holder in (sysfs / "holders").iterdir():

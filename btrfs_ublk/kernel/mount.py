@@ -16,7 +16,7 @@ from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.process import call_bounded, readable
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import CommandError, LeftoverError, UsageError
-from btrfs_ublk.kernel.mountinfo import MountInfo, read_mountinfo
+from btrfs_ublk.kernel.mountinfo import MountInfo, mounts_at
 from btrfs_ublk.kernel.users import pids, pids_using
 
 _KIND = "mount"
@@ -102,7 +102,7 @@ def mounted(
     source, target = os.fspath(source), Path(os.path.realpath(target))
     if not target.is_dir():
         raise UsageError(f"mount point {target} is not a directory")
-    if any(mount.target == target for mount in read_mountinfo()):
+    if mounts_at(target):
         raise UsageError(
             f"{target} is a mount point already", hint="choose an empty directory"
         )
@@ -275,7 +275,7 @@ def is_frozen(target: Path) -> bool:
     NB: fspick() begins with no flags, so that btrfs takes what does not say "ro" for a
     remount to rw (btrfs_reconfigure() in fs/btrfs/super.c).
     """
-    here = [mount for mount in read_mountinfo() if mount.target == target]
+    here = mounts_at(target)
     if not here:
         return False
     try:
@@ -341,7 +341,7 @@ def _find(entry: Entry) -> MountInfo | None:
     """Return the mount that the entry is about, if it is the topmost on its target."""
     details = entry.details
     target = Path(details["target"])
-    here = [mount for mount in read_mountinfo() if mount.target == target]
+    here = mounts_at(target)
     if not here:
         return None
     mount = here[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,18 +64,32 @@ def parse_mountinfo(text: str) -> list[MountInfo]:
 
 
 def read_mountinfo(
-    process: int | str = "self", *, fs_type: str | None = None
+    process: int | str = "self",
+    *,
+    fs_type: str | None = None,
+    marks: Collection[str] = (),
 ) -> list[MountInfo]:
     """Return the mounts that this process, or one of that id, sees; all, or those of a
-    type. Raises OSError."""
-    text = _read_text(process)
+    type, or those whose lines have one of these texts. Raises OSError."""
+    lines = _read_text(process).splitlines()
+    # NB: parsing takes long where there are thousands of mounts.
     if fs_type is not None:
-        # NB: parsing takes long where there are thousands of mounts.
-        mark = f" - {fs_type} "
-        text = "\n".join(line for line in text.splitlines() if mark in line)
-    return [
-        mount for mount in parse_mountinfo(text) if fs_type in (None, mount.fs_type)
-    ]
+        lines = [line for line in lines if f" - {fs_type} " in line]
+    if marks:
+        lines = [line for line in lines if any(mark in line for mark in marks)]
+    found = parse_mountinfo("\n".join(lines))
+    return [mount for mount in found if fs_type in (None, mount.fs_type)]
+
+
+def mounts_at(target: Path) -> list[MountInfo]:
+    """Return the mounts on a directory, the topmost last. Its path must be resolved."""
+    found = read_mountinfo(marks=[f" {_escape(target)} "])
+    return [mount for mount in found if mount.target == target]
+
+
+def _escape(path: Path) -> str:
+    """Return a path as it is in a line, and the beginning of paths below it."""
+    return str(path).translate({ord(x): f"\\{ord(x):03o}" for x in " \t\n\\"})
 
 
 def _read_text(process: int | str) -> str:
@@ -99,10 +113,11 @@ def texts_elsewhere() -> Iterator[tuple[int, str]]:
                 yield int(pid), text
 
 
-def mounts_at_or_below(directory: Path) -> list[MountInfo]:
-    """Return the mounts on a directory and below it. Its path must be resolved."""
+def mounts_at_or_below(*directories: Path) -> list[MountInfo]:
+    """Return the mounts on directories and below them. Their paths must be resolved."""
+    marks = [f" {_escape(each)}" for each in directories]
     return [
         mount
-        for mount in read_mountinfo()
-        if mount.target == directory or directory in mount.target.parents
+        for mount in read_mountinfo(marks=marks)
+        if any(mount.target.is_relative_to(each) for each in directories)
     ]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from btrfs_ublk.kernel.mountinfo import read_mountinfo
+from btrfs_ublk.kernel.mountinfo import mounts_at_or_below
 
 _USES = {"exe": "program", "cwd": "working directory", "root": "root directory"}
 
@@ -31,11 +31,7 @@ def pids_using(*places: Path, limit: int = 20) -> dict[int, str]:
         return found
     exact = {str(place) for place in places}
     below = tuple(f"{place.rstrip('/')}/" for place in exact)
-    mounted = {
-        mount.mount_id: mount.target
-        for mount in read_mountinfo()
-        if any(mount.target.is_relative_to(place) for place in places)
-    }
+    mounted = {each.mount_id: each.target for each in mounts_at_or_below(*places)}
     for pid in pids():
         for link, what in links_of(pid, "cwd", "root"):
             if what not in exact and not what.startswith(below):

@@ -101,7 +101,7 @@ def test_a_mounted_device_is_not_opened_to_find_out(
             patch.setattr(blockdev, "is_claimed", lambda path: pytest.fail("opened"))
             (user,) = blockdev.wait_until_unused(device.path, timeout_s=1)
             assert user == f"mounted at {target} (btrfs)"
-            patch.setattr(blockdev, "read_mountinfo", list)
+            patch.setattr(blockdev, "read_mountinfo", lambda **_: [])
             (user,) = blockdev.wait_until_unused(device.path, timeout_s=0.1)
             assert "another mount namespace" in user
 
