@@ -18,8 +18,8 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,10 @@ OVERLAY = ".btrfs-ublk-overlay"
 UPPER = "upper"
 WORK = "work"
 LAYER = "layer"
+PADDING = ".btrfs-ublk-padding"
+#: A leaf has 16 KiB, and is merged with its neighbour where less than a third is used.
+_PADS, _PAD_BYTES = 4, 7 << 10
+_FILLER, _FILLER_BYTES = "user.btrfs-ublk.filler", 6 << 10
 #: Btrfs needs a few tree blocks before anything can be written.
 MIN_QUOTA_BYTES = 1 << 20
 #: Then the upper directory has whole files, under their own names.
@@ -165,7 +169,7 @@ def _template_of(mount: Path, layer: Path) -> Path:
     """Return a subvolume with all that a new overlay of a layer has, which is made if
     it is not there. A snapshot of it is whole at once, and on disk."""
     path = mount / TEMPLATES_DIRECTORY / layer.name
-    if _is_half_made(path):
+    if _is_half_made(path) or os.path.lexists(path / PADDING):
         delete_subvolumes(path)
     if not is_subvolume(path):
         make_directory(path.parent, 0o700)
@@ -173,13 +177,29 @@ def _template_of(mount: Path, layer: Path) -> Path:
             on_failure.push(undoing(lambda: delete_subvolumes(path)))
             create_snapshot(layer, path.parent, path.name)
             try:
-                furnish_overlay(path, layer, os.path.relpath(layer, path / OVERLAY))
+                with _leaf_of_its_own(path):
+                    own = path / OVERLAY
+                    furnish_overlay(path, layer, os.path.relpath(layer, own))
+                    os.setxattr(own, _FILLER, bytes(_FILLER_BYTES))
             except OSError as error:
                 raise BtrfsUblkError(
                     f"cannot make {path / OVERLAY}: {error.strerror}"
                 ) from error
             on_failure.pop_all()
     return path
+
+
+@contextmanager
+def _leaf_of_its_own(subvolume: Path) -> Iterator[None]:
+    """Have what is made in the block lie in another leaf of the subvolume's tree than
+    what is there. NB: who writes to a leaf for the first time adds a reference to each
+    extent of data in it, and these take longer with each fork of the layer."""
+    padding = subvolume / PADDING
+    with open(padding, "xb") as file:
+        for number in range(_PADS):
+            os.setxattr(file.fileno(), f"user.{number}", bytes(_PAD_BYTES))
+    yield
+    os.unlink(padding)  # and its leaves go; those that are a third full stay
 
 
 def _make_overlay(
