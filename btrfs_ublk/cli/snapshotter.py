@@ -171,7 +171,7 @@ def serve_command(
     with serving(root, socket, options, mode=mode, containerd=containerd) as server:
         click.echo(f"listening on {socket}")
         notify("READY=1")
-        server.wait()
+        server.wait_for_termination()
 
 
 @command.command("status")

@@ -23,6 +23,8 @@ from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.btrfs import is_subvolume, nested_subvolumes, subvolume_uuids
 from btrfs_ublk.kernel.send import changed_paths
 
+SERVICE = "containerd.services.diff.v1.Diff"
+CALL = "Diff"
 WRITE = "/containerd.services.content.v1.Content/Write"
 _UPDATE = "/containerd.services.content.v1.Content/Update"
 _CREATE_LEASE = "/containerd.services.leases.v1.Leases/Create"

@@ -21,7 +21,6 @@ from google.protobuf import (
 
 PACKAGE = "containerd.services.snapshots.v1"
 SERVICE = f"{PACKAGE}.Snapshots"
-DIFF = "/containerd.services.diff.v1.Diff/Diff"
 
 #: enum Kind
 VIEW, ACTIVE, COMMITTED = 1, 2, 3

@@ -8,18 +8,18 @@ import os
 import socket
 import stat
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.message import DecodeError
+import grpc
 
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.private_dirs import check_way, follow_own_link, make_private
-from btrfs_ublk.containers import messages, status
+from btrfs_ublk.containers import differ, messages, status
 from btrfs_ublk.containers.images import LazyOptions
 from btrfs_ublk.containers.messages import CLASSES
-from btrfs_ublk.containers.rpc import Asked, CallError, Code, Method, Server
 from btrfs_ublk.containers.snapshots import (
     DEFAULT_MODE,
     Mode,
@@ -37,9 +37,6 @@ log = logging.getLogger(__name__)
 #: Calls at once. Most take milliseconds, and wait for the disk; those that open images
 #: wait for registries, which may hang. Threads are made when they are needed.
 _WORKERS = 256
-#: Calls that look into the store, and wait for nothing else.
-_AT_ONCE = ("Stat", "List")
-_BACKLOG = 128
 #: containerd gives up after ten seconds.
 _STOP_S = 5.0
 _LISTED_AT_ONCE = 100
@@ -126,62 +123,77 @@ def _info(snapshot: Snapshot) -> Any:
 
 
 @contextmanager
-def _as_status(what: str) -> Iterator[None]:
+def _as_status(context: grpc.ServicerContext, what: str) -> Iterator[None]:
     """Answer errors of this package with a status; others are defects, and logged."""
     try:
         yield
     except RefusedError as error:
-        raise CallError(Code[error.refusal.name], str(error)) from None
-    except (UsageError, DecodeError) as error:
-        raise CallError(Code.INVALID_ARGUMENT, str(error)) from None
+        context.abort(grpc.StatusCode[error.refusal.name], str(error))
+    except UsageError as error:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
     except BtrfsUblkError as error:
         # NB: as text. Who keeps a record would keep what its traceback refers to.
         log.error("%s: %s", what, str(error))
-        raise CallError(Code.INTERNAL, str(error)) from None
+        context.abort(grpc.StatusCode.INTERNAL, str(error))
 
 
-def _method(name: str, answer: Callable[[Any], Any]) -> Method:
-    parse = CLASSES[messages.CALLS[name][0]].FromString
+def _unary(name: str, answer: Callable[[Any], Any]) -> Callable[..., Any]:
+    def call(request: Any, context: grpc.ServicerContext) -> Any:
+        with _as_status(context, name):
+            return answer(request)
 
-    def call(data: bytes, _: Asked) -> list[bytes]:
-        with _as_status(name):
-            found = answer(parse(data))
-            some = found if name == "List" else [found]
-            return [each.SerializeToString() for each in some]
-
-    return Method(call, waits=name not in _AT_ONCE)
+    return call
 
 
-def _methods(
-    snapshots: Snapshots, root: Path, containerd: Path | None
-) -> dict[str, Method]:
-    service = _Service(snapshots)
-    made = {
-        f"/{messages.SERVICE}/{name}": _method(name, getattr(service, name.lower()))
-        for name in messages.CALLS
-    }
+def _stream(name: str, answer: Callable[[Any], Iterator[Any]]) -> Callable[..., Any]:
+    def call(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        with _as_status(context, name):
+            yield from answer(request)
 
-    def tell(data: bytes, _: Asked) -> list[bytes]:
-        with _as_status(status.CALL):
-            return [snapshots.status().encode()]
+    return call
 
-    made[f"/{status.SERVICE}/{status.CALL}"] = Method(tell)
-    if containerd is None:
-        return made
 
-    # NB: that there is no Apply has containerd use its own.
-    def diff(data: bytes, asked: Asked) -> list[bytes]:
-        with _as_status("Diff"):
-            from btrfs_ublk.containers import differ
-
-            request, metadata = CLASSES["DiffRequest"].FromString(data), asked.metadata
-            found = differ.diff(
-                *(containerd, root, request, metadata),
-                is_wanted=lambda: asked.is_wanted,
+def _handlers(service: _Service) -> grpc.GenericRpcHandler:
+    made = {}
+    for name, (request, response) in messages.CALLS.items():
+        answer = getattr(service, name.lower())
+        codec = {
+            "request_deserializer": CLASSES[request].FromString,
+            "response_serializer": CLASSES[response].SerializeToString,
+        }
+        if name == "List":
+            made[name] = grpc.unary_stream_rpc_method_handler(
+                _stream(name, answer), **codec
             )
-            return [found.SerializeToString()]
+        else:
+            made[name] = grpc.unary_unary_rpc_method_handler(
+                _unary(name, answer), **codec
+            )
+    return grpc.method_handlers_generic_handler(messages.SERVICE, made)
 
-    return made | {messages.DIFF: Method(diff)}
+
+def _status_handler(snapshots: Snapshots) -> grpc.GenericRpcHandler:
+    call: Any = grpc.unary_unary_rpc_method_handler(
+        _unary(status.CALL, lambda _: snapshots.status().encode())
+    )
+    return grpc.method_handlers_generic_handler(status.SERVICE, {status.CALL: call})
+
+
+def _diff_handler(root: Path, containerd: Path) -> grpc.GenericRpcHandler:
+    # NB: that there is no Apply has containerd use its own.
+    def call(request: Any, context: grpc.ServicerContext) -> Any:
+        with _as_status(context, differ.CALL):
+            metadata = context.invocation_metadata()
+            return differ.diff(
+                containerd, root, request, metadata, is_wanted=context.is_active
+            )
+
+    handler: Any = grpc.unary_unary_rpc_method_handler(
+        call,
+        request_deserializer=CLASSES["DiffRequest"].FromString,
+        response_serializer=CLASSES["DiffResponse"].SerializeToString,
+    )
+    return grpc.method_handlers_generic_handler(differ.SERVICE, {differ.CALL: handler})
 
 
 @contextmanager
@@ -192,7 +204,7 @@ def serving(
     *,
     mode: Mode = DEFAULT_MODE,
     containerd: StrPath | None = None,
-) -> Iterator[Server]:
+) -> Iterator[grpc.Server]:
     """Answer calls at a Unix socket, which only this user may use, inside the block.
 
     ``root``: see Snapshots; one process at a time has it. ``options`` say how sealed
@@ -215,15 +227,16 @@ def serving(
     with lock, _only_one_of_its_devices():
         snapshots = Snapshots(snapshots_root, options, mode=mode)
         try:
-            asks = None if containerd is None else Path(containerd)
-            methods = _methods(snapshots, snapshots_root, asks)
-            server = Server(_listen(path), methods, workers=_WORKERS)
+            handlers = [_handlers(_Service(snapshots)), _status_handler(snapshots)]
+            if containerd is not None:
+                handlers.append(_diff_handler(snapshots_root, Path(containerd)))
+            server = _start(path, handlers)
             try:
                 # Not before: containerd tries to connect seldom.
                 snapshots.start()
                 yield server
             finally:
-                server.stop(_STOP_S)
+                server.stop(_STOP_S).wait()
                 path.unlink(missing_ok=True)
         finally:
             snapshots.close()
@@ -247,22 +260,26 @@ def _only_one_of_its_devices() -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def _listen(path: Path) -> socket.socket:
+def _start(path: Path, handlers: list[grpc.GenericRpcHandler]) -> grpc.Server:
     _make_room(path)
-    listener = socket.socket(socket.AF_UNIX)
+    server = grpc.server(
+        ThreadPoolExecutor(_WORKERS, thread_name_prefix="snapshotter"),
+        handlers=handlers,
+    )
     mask = os.umask(0o177)
     try:
-        listener.bind(os.fspath(path))
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise BtrfsUblkError(
-            f"cannot listen at {path}: {error.strerror}",
-            hint="its directory must be writable",
-        ) from error
+        bound = server.add_insecure_port(f"unix:{path}")
+    except RuntimeError:
+        bound = 0
     finally:
         os.umask(mask)
-    return listener
+    if not bound:
+        raise BtrfsUblkError(
+            f"cannot listen at {path}",
+            hint="its directory must be writable",
+        )
+    server.start()
+    return server
 
 
 def _make_root(root: Path) -> Path:
@@ -274,7 +291,10 @@ def _make_root(root: Path) -> Path:
 
 
 def _make_room(path: Path) -> None:
-    """Make the directory of a socket, and remove one that a killed process has left."""
+    """Make the directory of a socket, and remove one that a killed process has left.
+
+    NB: gRPC takes the place of any socket, also of one that somebody listens on.
+    """
     if not path.parent.exists():
         make_private(
             path.parent, what="directory of the socket", hint="choose another path"

@@ -229,18 +229,15 @@ class Snapshots:
             and mode == "overlay"
             and labels.keys().isdisjoint({SNAPSHOT_REF, *_ID_MAPS.values()})
         )
-        made = self._store.add(
-            key, parent, kind, labels, overlay=is_overlay, synced=False
-        )
-        with self._store.syncing():
-            if _has_directory(made):
-                try:
-                    self._make_directory(made, above)
-                except BaseException:
-                    self._store.remove(key)
-                    if made.overlay and os.path.lexists(path := self._path(made)):
-                        self._delete(path)
-                    raise
+        made = self._store.add(key, parent, kind, labels, overlay=is_overlay)
+        if _has_directory(made):
+            try:
+                self._make_directory(made, above)
+            except BaseException:
+                self._store.remove(key)
+                if made.overlay and os.path.lexists(path := self._path(made)):
+                    self._delete(path)
+                raise
         return self._mounts_of(made)
 
     def _make_directory(self, made: Snapshot, above: Path | None) -> None:

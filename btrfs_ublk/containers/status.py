@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from btrfs_ublk.errors import BtrfsUblkError
 
 #: A service of our own beside containerd's. Its answer is JSON: the fields of Status.
@@ -38,8 +40,6 @@ class Status:
 def ask(path: Path) -> Status:
     """Ask the server at a socket, for at most ten seconds. Raises BtrfsUblkError when
     none answers."""
-    import grpc
-
     _check_listening(path)
     with grpc.insecure_channel(f"unix:{os.path.abspath(path)}") as channel:
         call: Any = channel.unary_unary(f"/{SERVICE}/{CALL}")

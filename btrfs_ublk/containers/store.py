@@ -14,7 +14,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -31,7 +30,6 @@ SNAPSHOT_REF = "containerd.io/snapshot.ref"
 
 _BUSY_TIMEOUT_S = 30.0
 _RESERVE_BYTES = 4 * MIB  # hundreds of removals, each of which writes some pages
-_SYNCING = 16  # at once; they share what waits for the disk
 _APPLICATION_ID = 0x62756373  # "bucs"
 _VERSION = 3
 #: Version 2 has images, and version 3 overlays; what files of versions before get.
@@ -129,7 +127,6 @@ class SnapshotStore:
         self._path = path
         self._syncing = threading.Lock()  # held while the log is synced
         self._asked = self._synced = 0  # calls of _sync(), and how many it has answered
-        self._others = ThreadPoolExecutor(_SYNCING, thread_name_prefix="sync")
         self._reserve = path.with_name("reserve")
         self._lost = ""  # why the log may lack changes on the disk; "": it does not
         self._connection = sqlite3.connect(
@@ -211,7 +208,6 @@ class SnapshotStore:
             if not self._lost:
                 self._connection.close()
             self._log.close()
-        self._others.shutdown()
 
     def _sync(self) -> None:
         """Wait until all changes so far lie on the disk. Calls at the same time share
@@ -312,10 +308,8 @@ class SnapshotStore:
         labels: Mapping[str, str],
         *,
         overlay: bool = False,
-        synced: bool = True,
     ) -> Snapshot:
-        """Add a view or an active snapshot. Its parent has to be committed. Unless it
-        is ``synced``, the caller does that: syncing()."""
+        """Add a view or an active snapshot. Its parent has to be committed."""
         if not name:
             raise RefusedError(
                 Refusal.INVALID_ARGUMENT, "a snapshot needs a key that is not empty"
@@ -327,19 +321,8 @@ class SnapshotStore:
             image = above.image if above else None
             how = "mounted" if overlay and above else ""
             made = self._insert(name, above, kind, labels, image=image, overlay=how)
-        if synced:
-            self._sync()
+        self._sync()
         return made
-
-    @contextmanager
-    def syncing(self) -> Iterator[None]:
-        """Wait until all changes so far lie on the disk, while the block does something
-        else. Raises BtrfsUblkError."""
-        done = self._others.submit(self._sync)
-        try:
-            yield
-        finally:
-            done.result()
 
     def _insert(
         self,

@@ -21,7 +21,7 @@ from support.lazy_images import Place, some_layers
 from support.snapshotter import TIMEOUT_S, Client, connected, pull
 
 from btrfs_ublk.containers import differ
-from btrfs_ublk.containers.messages import CLASSES, DIFF
+from btrfs_ublk.containers.messages import CLASSES
 from btrfs_ublk.containers.store import RefusedError
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.btrfs import create_subvolume
@@ -68,7 +68,7 @@ def _leases(host: Host) -> list[str]:  # noqa: F811
 def _diff(socket: Path, left: Any, right: Any, **fields: Any) -> Any:
     with grpc.insecure_channel(f"unix:{socket}") as channel:
         call: Any = channel.unary_unary(
-            DIFF,
+            f"/{differ.SERVICE}/{differ.CALL}",
             CLASSES["DiffRequest"].SerializeToString,
             CLASSES["DiffResponse"].FromString,
         )
