@@ -148,15 +148,15 @@ class _Link:
             if not waiting:
                 self._more.clear()
                 await self._more.wait()
+                free_s = max(free_s, loop.time())
                 continue
             for connection in waiting:
                 data = connection.waiting.popleft()
-                now_s = loop.time()
-                free_s = max(free_s, now_s)
                 if self._rate:
                     free_s += len(data) / self._rate
                 connection.under_way.put_nowait((free_s + self._half_s, data))
-                if free_s > now_s + _AHEAD_S:
+                # NB: what this process was late for, the link has sent meanwhile.
+                if free_s > (now_s := loop.time()) + _AHEAD_S:
                     await asyncio.sleep(free_s - now_s)
 
     async def _deliver(self, connection: _Flow) -> None:

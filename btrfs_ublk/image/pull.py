@@ -86,7 +86,7 @@ def find_sealed(
     manifests = manifests_of(document, where, read)
     found = {}
     for one in may_be_sealed(manifests)[:_MAX_CANDIDATES]:
-        candidate = embedded(one) or read(one)
+        candidate = read(one)
         if parse_document(candidate, one.digest).get("artifactType") == ARTIFACT:
             found[one.digest] = candidate
     ordinary = ordinary_images(manifests)
@@ -114,20 +114,20 @@ def look_up(
 ) -> tuple[Document, bytes, SealedManifest]:
     """Return what a reference names, and the manifest of the sealed image in it. Where
     it has none, that of an indexed image is taken which refers to the ordinary one."""
-    document, candidates = _candidates(reference, repository)
+    document, candidates = _candidates(
+        reference, repository, lambda one: repository.document(one.digest).data
+    )
     return document, *candidates[0]
 
 
 def _candidates(
-    reference: Reference, repository: Repository
+    reference: Reference, repository: Repository, read: Callable[[Descriptor], bytes]
 ) -> tuple[Document, list[tuple[bytes, SealedManifest]]]:
     """Return what a reference names, and what may be meant by it, best first: one
     sealed image, or several indexed ones."""
     document = repository.document(reference.version)
     try:
-        data = find_sealed(
-            document.data, reference, lambda one: repository.document(one.digest).data
-        )
+        data = find_sealed(document.data, reference, read)
     except NotSealedError as error:
         try:
             found = _find_indexed(document, reference, repository)
@@ -291,7 +291,11 @@ def pulling(
     store at the end is dropped."""
     policy = policy or read_policy()
     with open_repository(reference, access) as repository:
-        document, candidates = _candidates(reference, repository)
+        document, candidates = _candidates(
+            reference,
+            repository,
+            lambda one: embedded(one) or repository.document(one.digest).data,
+        )
 
         # Who may write to the repository can add what refers to an image of it, so what
         # is said of that image, by its digest or a signature, does not count for it.
