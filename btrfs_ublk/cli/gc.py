@@ -61,8 +61,7 @@ def _remove_halves(*, dry_run: bool) -> list[Path]:
         return []
     with deferred():
         # Nearly always, there are none.
-        from btrfs_ublk.volume.make import remove_halves
-        from btrfs_ublk.volume.store import volumes_directory
+        from btrfs_ublk.volume.store import remove_halves, volumes_directory
     with suppress(CapabilityError):  # root's, and this is another user
         return remove_halves(volumes_directory(), dry_run=dry_run)
     return []

@@ -53,9 +53,7 @@ def add_image(
             layer=layer,
             access=access,
             base=base,
-            expect=task.expect,
-            progress=task.advance,
-            say=task.say,
+            task=task,
         )
     _print(added, as_json=as_json)
 
@@ -92,9 +90,7 @@ def add_tree(
             platform=platform,
             access=access,
             base=base,
-            expect=task.expect,
-            progress=task.advance,
-            say=task.say,
+            task=task,
         )
     _print(added, as_json=as_json)
 

@@ -15,14 +15,17 @@ if TYPE_CHECKING:
         write_delta,
     )
     from btrfs_ublk.volume.definition import (
+        DEFAULT_FORK_MODE,
+        FORK_MODES,
         SETTINGS,
+        ForkMode,
+        Setting,
         VolumeDefinition,
         parse_definition,
         read_definition,
     )
-    from btrfs_ublk.volume.detach import Detached, detach_image
     from btrfs_ublk.volume.down import down_volume, may_be_up, remove_volume
-    from btrfs_ublk.volume.entry import Access, VolumeFile
+    from btrfs_ublk.volume.entry import Access, VolumeFile, VolumeTree
     from btrfs_ublk.volume.files import (
         add_file,
         clone_in_volume,
@@ -37,40 +40,32 @@ if TYPE_CHECKING:
         unfork_image,
     )
     from btrfs_ublk.volume.image_seed import beginning_image
-    from btrfs_ublk.volume.listing import ListedFile, Listing
-    from btrfs_ublk.volume.make import remove_halves
+    from btrfs_ublk.volume.listing import ListedFile, Listing, read_listing
     from btrfs_ublk.volume.report import (
         KeptFile,
         KeptVolume,
+        VolumeSnapshot,
         list_volumes,
         show_volume,
     )
-    from btrfs_ublk.volume.resize import resize_volume
-    from btrfs_ublk.volume.rollback import (
+    from btrfs_ublk.volume.resize import Detached, detach_image, resize_volume
+    from btrfs_ublk.volume.run import find_volume_of, run_in_image
+    from btrfs_ublk.volume.snapshots import (
         remove_snapshot,
-        rollback_volume,
         snapshot_volume,
         snapshots_of_volume,
     )
-    from btrfs_ublk.volume.run import find_volume_of, run_in_image
-    from btrfs_ublk.volume.settings import (
-        DEFAULT_FORK_MODE,
-        FORK_MODES,
-        ForkMode,
-        Setting,
-    )
-    from btrfs_ublk.volume.snapshots import VolumeSnapshot
     from btrfs_ublk.volume.store import (
         FoundDefinition,
         find_definition,
+        remove_halves,
         volume_directories,
         volume_directory,
         volumes_directory,
     )
     from btrfs_ublk.volume.traced_run import trace_run
-    from btrfs_ublk.volume.tree_entry import VolumeTree, read_listing
     from btrfs_ublk.volume.trees import AddedTree, add_image, add_tree
-    from btrfs_ublk.volume.up import up_volume
+    from btrfs_ublk.volume.up import rollback_volume, up_volume
     from btrfs_ublk.volume.volumes import NamedVolume, Volumes, kept_volume
 else:
     __getattr__ = exporter(__name__, __file__)

@@ -77,7 +77,7 @@ def _fork(
     layer: str | None = None,
     base: str | None = None,
 ) -> _Answer:
-    from btrfs_ublk.volume.settings import FORK_MODES
+    from btrfs_ublk.volume.definition import FORK_MODES
     from btrfs_ublk.volume.image import fork_image
 
     known = next((each for each in FORK_MODES if each == mode), None)
@@ -111,7 +111,7 @@ def _drop(*, volume: str, fork: str, base: str | None = None) -> _Answer:
 
 
 def _snapshot(*, volume: str, snapshot: str, base: str | None = None) -> _Answer:
-    from btrfs_ublk.volume.rollback import snapshot_volume
+    from btrfs_ublk.volume.snapshots import snapshot_volume
 
     with _turns[volume]:
         return _Answer(dict(vars(snapshot_volume(volume, snapshot, base=base))))

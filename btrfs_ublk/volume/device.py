@@ -8,12 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from btrfs_ublk import device as devices
-from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.device.state import DeviceDirectory, device_directory
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.kernel.btrfs import forget_device
+from btrfs_ublk.kernel.temporary import loops_below
 from btrfs_ublk.volume.definition import SETTINGS, VolumeDefinition
-from btrfs_ublk.volume.mounts import device_names
+from btrfs_ublk.volume.mounts import device_names, forget
 from btrfs_ublk.volume.store import VolumeDirectory
 
 
@@ -63,9 +62,6 @@ def explain_devices(volume: VolumeDirectory, device: devices.Device) -> str | No
     fsid, session = volume.fsid(), volume.session()
     if fsid is None or session is None or device.path is None:
         return None
-    with deferred():
-        # Only volumes that are up need it.
-        from btrfs_ublk.kernel.temporary import loops_below
     found, served = device_names(fsid), Path(os.path.realpath(device.path)).name
     loops = {path.name for path, file in loops_below(volume.path, among=found)}
     foreign = " ".join(sorted(f"/dev/{name}" for name in found - loops - {served}))
@@ -109,14 +105,6 @@ def drop_device(volume: VolumeDirectory) -> None:
         forget(device.path)
     with suppress(UsageError):  # another process has removed it
         devices.remove_device(volume.name)
-
-
-def forget(path: Path) -> None:
-    """Make btrfs forget an unmounted device. Failing is harmless: btrfs drops the stale
-    entry when it learns of another device in its place.
-    """
-    with suppress(BtrfsUblkError):
-        forget_device(path)
 
 
 def _is_of(directory: DeviceDirectory, volume: VolumeDirectory) -> bool:

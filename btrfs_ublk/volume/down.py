@@ -1,25 +1,31 @@
-"""Taking down a volume, complete or not, and removing it for good."""
+"""Taking down a volume, complete or not, and removing it for good; and ledgers of what
+is to be taken down."""
 
 from __future__ import annotations
 
+import fcntl
 from contextlib import suppress
 from pathlib import Path
 
+from btrfs_ublk.base.gc import collect
+from btrfs_ublk.base.ledger import Ledger, Outcome, open_ledgers
 from btrfs_ublk.base.log import log, step
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
+
+# NB: these know how to remove what ledgers list; gc would import all that do.
+from btrfs_ublk.kernel import loop as _loop  # noqa: F401
 from btrfs_ublk.kernel.mount import is_frozen, mounted
 from btrfs_ublk.kernel.temporary import loops_below
 from btrfs_ublk.volume.device import (
     drop_device,
     find_device,
-    forget,
     refuse_removed_directory,
 )
 from btrfs_ublk.volume.forks import FORKS_DIRECTORY, mount_overlays, unmount_overlays
-from btrfs_ublk.volume.kept_ledger import KeptLedger, collect_kept
 from btrfs_ublk.volume.mounts import (
+    forget,
     is_mounted,
     mount_points,
     mounts_of,
@@ -31,11 +37,51 @@ from btrfs_ublk.volume.store import (
     LOCK_TIMEOUT_S,
     DamagedVolumeError,
     VolumeDirectory,
+    discard,
+    remove_halves,
     volume_directory,
 )
 
 #: Others, such as udev, may have a device open for a moment.
 _OPEN_TIMEOUT_S = 2.0
+
+
+class KeptLedger(Ledger):
+    """A ledger whose resources can be kept: they stay until collect_kept() or the next
+    boot. They also stay when the process dies before it calls leave().
+    """
+
+    def leave(self) -> None:
+        """End the ledger; then the ``with`` blocks of its resources do nothing. It is
+        unlocked explicitly, as a command that another thread starts has copies of all
+        descriptors for a moment, which would keep the lock."""
+        with self._lock:
+            if self._fd >= 0:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+            self._forget()
+
+
+def collect_kept(directory: Path) -> list[Outcome]:
+    """Remove what the ledgers in a directory list, youngest first; return the outcomes.
+    Raises LeftoverError for what could not be removed.
+
+    NB: those of this process are among them, which a signal has kept from being closed.
+    """
+    closed = [
+        outcome
+        for ledger in open_ledgers(directory)
+        for outcome in ledger.close(quietly=True)
+        if outcome.result != "left"
+    ]
+    outcomes = closed + [
+        outcome for report in collect(directory).ledgers for outcome in report.outcomes
+    ]
+    left = [outcome for outcome in outcomes if outcome.result == "left"]
+    if left:
+        # The others could not be removed because of the first.
+        reason, _, hint = (left[0].reason or str(left[0].entry)).partition("\n  hint: ")
+        raise LeftoverError(reason, hint=hint or None)
+    return outcomes
 
 
 def down_volume(name: str, *, base: StrPath | None = None) -> bool:
@@ -66,9 +112,6 @@ def remove_volume(name: str, *, base: StrPath | None = None) -> None:
     Raises LeftoverError while it is up, UsageError when there is none of that name, or
     the directory is no volume.
     """
-    with deferred():
-        # Taking a volume down needs none of what makes one.
-        from btrfs_ublk.volume.make import discard, remove_halves
     volume = volume_directory(name, base)
     remove_halves(volume.path.parent)
     volume.check()

@@ -32,6 +32,7 @@ from btrfs_ublk.kernel.reflink import clone_beneath, clone_in_directory
 from btrfs_ublk.volume.definition import VolumeDefinition
 from btrfs_ublk.volume.entry import VolumeFile
 from btrfs_ublk.volume.report import mount_of
+from btrfs_ublk.volume.sprout import virtual_file_of
 from btrfs_ublk.volume.store import (
     LOCK_TIMEOUT_S,
     MadeFile,
@@ -39,7 +40,6 @@ from btrfs_ublk.volume.store import (
     find_own_definition,
     volume_directory,
 )
-from btrfs_ublk.volume.virtual_file import virtual_file_of
 
 if TYPE_CHECKING:
     from btrfs_ublk.content.oci import Resolved
@@ -129,7 +129,7 @@ def add_files(
                         hint="move it away, or choose another path",
                     )
             client = devices.device_map(volume.name)
-            begun = _map(client, as_made(volume, tuple(new)), resolved)
+            begun = map_files(client, as_made(volume, tuple(new)), resolved)
         with step(f"clone {len(new)} files"):
             # If this fails, the entries are not whole, so a later command may replace
             # them.
@@ -150,9 +150,12 @@ def add_files(
     return done
 
 
-def _map(
-    client: content.MapClient, entries: Sequence[VolumeFile], resolved: Resolved | None
+def map_files(
+    client: content.MapClient,
+    entries: Sequence[VolumeFile],
+    resolved: Resolved | None = None,
 ) -> list[MadeFile]:
+    """Map all files in one request. Raises as MapClient.add() does."""
     fetched = [entry for entry in entries if not entry.is_empty]
     names = [f"file {entry.path!r}" for entry in fetched]
     sources = client.resolve(
@@ -245,7 +248,7 @@ def make_clones(virtual: Path, top: int, clones: Iterable[Clone], made: Made) ->
                         )
     except FileExistsError as error:
         made.pop()
-        raise UsageError(f"another program has just made {at!r}") from error
+        raise UsageError(f"there is a {at!r} already") from error
     except (OSError, OverflowError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise BtrfsUblkError(

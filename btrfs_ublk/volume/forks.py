@@ -54,12 +54,12 @@ from btrfs_ublk.kernel.mount import mount_now, unmount_now
 from btrfs_ublk.kernel.mountinfo import MountInfo, texts_elsewhere
 from btrfs_ublk.kernel.users import pids_using
 from btrfs_ublk.units import exact_size
+from btrfs_ublk.volume.definition import DEFAULT_FORK_MODE, ForkMode
 from btrfs_ublk.volume.mounts import (
     mounts_of,
     overlay_source,
     wait_for_users_elsewhere,
 )
-from btrfs_ublk.volume.settings import DEFAULT_FORK_MODE, ForkMode
 
 LAYERS_DIRECTORY = "layers"
 FORKS_DIRECTORY = "forks"

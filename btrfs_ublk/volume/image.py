@@ -21,7 +21,7 @@ from btrfs_ublk.content import SourceKeys
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.btrfs import filesystem_uuid
 from btrfs_ublk.units import BLOCK_BYTES
-from btrfs_ublk.volume.definition import VolumeDefinition
+from btrfs_ublk.volume.definition import DEFAULT_FORK_MODE, ForkMode, VolumeDefinition
 from btrfs_ublk.volume.forks import (
     LAYERS_DIRECTORY,
     OUR_DIRECTORIES,
@@ -33,7 +33,6 @@ from btrfs_ublk.volume.forks import (
     remove_fork,
 )
 from btrfs_ublk.volume.report import look_at_volume
-from btrfs_ublk.volume.settings import DEFAULT_FORK_MODE, ForkMode
 from btrfs_ublk.volume.store import LOCK_TIMEOUT_S, VolumeDirectory, volume_directory
 
 if TYPE_CHECKING:

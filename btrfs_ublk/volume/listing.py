@@ -1,5 +1,5 @@
 """What is in a directory elsewhere: below a prefix of an S3 bucket, in the index of a
-web server, or in a manifest. Each is read by a module of its own.
+web server, or in a manifest.
 
 A listing comes from somebody else. It is bounded, and a name that no file can have is
 an error, so that a tree has all that was listed, or is not made.
@@ -7,20 +7,40 @@ an error, so that a tree has all that was listed, or is not made.
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from functools import partial
+from html.parser import HTMLParser
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote, urljoin, urlsplit
+from xml.etree import ElementTree
+
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3.util import Retry
 
 from btrfs_ublk.content import SourceKeys
-from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.units import MIB
+from btrfs_ublk.errors import BtrfsUblkError, UsageError, why_unread
+from btrfs_ublk.image.connection import deadline, reason_of, system_certificates
+from btrfs_ublk.image.credentials import check_closed
+from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB
+from btrfs_ublk.volume.entry import origin_of
 
 #: Of files and directories together. Each has a place in the map and in the memory of
 #: its server.
-MAX_ENTRIES = 200_000
-MAX_DEPTH = 64
+_MAX_ENTRIES = 200_000
+_MAX_DEPTH = 64
 #: Of one page of a listing, and of a manifest.
-MAX_PAGE_BYTES = 32 * MIB
+_MAX_PAGE_BYTES = 32 * MIB
 _MAX_NAME_BYTES = 255  # NAME_MAX
 
 
@@ -81,8 +101,8 @@ class Listing:
 
     def _check(self, path: str) -> None:
         parts = path.split("/")
-        if len(parts) > MAX_DEPTH:
-            why = f"is more than {MAX_DEPTH} directories deep"
+        if len(parts) > _MAX_DEPTH:
+            why = f"is more than {_MAX_DEPTH} directories deep"
             hint = "does a link in it lead to a directory above itself?"
             raise self.refused(path, why, hint)
         for part in parts:
@@ -93,20 +113,36 @@ class Listing:
                 raise self.refused(path, why)
 
     def _count(self) -> None:
-        if len(self.files) + len(self.directories) > MAX_ENTRIES:
+        if len(self.files) + len(self.directories) > _MAX_ENTRIES:
             raise BtrfsUblkError(
-                f"{self.origin} lists more than {MAX_ENTRIES} files and directories",
+                f"{self.origin} lists more than {_MAX_ENTRIES} files and directories",
                 hint="take a part of it",
             )
 
 
-def number(text: str | None) -> int | None:
+def read_listing(source: SourceKeys) -> Listing:
+    """Read what a source of a tree lists: an ``s3`` one, whose key is a prefix, an
+    ``http`` one, whose URL is that of an index and ends with ``/``, or one of a
+    manifest, which may be a ``file`` as well. The files have the other keys of the
+    source, such as logins; those of a manifest only where they are on its host.
+
+    A file whose size is not listed is asked for it. Raises UsageError for a source that
+    is none of these, BtrfsUblkError.
+    """
+    if source.get("kind") == "s3":
+        return _read_bucket(source)
+    if source.get("kind") == "http" and urlsplit(source["url"]).path.endswith("/"):
+        return _read_index(source)
+    return _read_manifest(source)
+
+
+def _number(text: str | None) -> int | None:
     """Parse a number that is not negative; None where it is none, or none of a file."""
     found = re.fullmatch(r"\s*(\d{1,18})\s*", text or "")
     return int(found[1]) if found else None
 
 
-def identity(tag: str | None, date: str | None = None) -> SourceKeys:
+def _identity(tag: str | None, date: str | None = None) -> SourceKeys:
     """Return the key of a source that has it recognized by its ETag and Last-Modified.
     One that is too long for the server of the map is none (csrc/lazy/identity.h)."""
     said = [
@@ -115,3 +151,412 @@ def identity(tag: str | None, date: str | None = None) -> SourceKeys:
         if text and len(text) < 100 and text.isascii() and text.isprintable()
     ]
     return {"identity": " ".join(said)} if said else {}
+
+
+def _read_bucket(source: SourceKeys) -> Listing:
+    """Read a prefix. A key that ends with "/" is a directory."""
+    from btrfs_ublk.image.s3 import Bucket
+
+    listing, prefix = Listing(origin_of(source)), source["key"]
+    with closing(Bucket(listing.origin, source)) as bucket:
+        for number, page in enumerate(bucket.pages(source["bucket"], prefix)):
+            if number > _MAX_ENTRIES // 100:
+                raise BtrfsUblkError(
+                    f"{listing.origin} is listed in more than {number} pages",
+                    hint="take a part of it",
+                )
+            for each in page:
+                key, size = each.get("Key", ""), each.get("Size")
+                if not isinstance(size, int) or size < 0:
+                    raise listing.refused(key, "is an object without a size")
+                path = key.removeprefix(prefix)
+                if key == prefix and not size:
+                    continue
+                if path.endswith("/") and not size:
+                    listing.add_directory(path.removesuffix("/"))
+                    continue
+                # Some stores leave its quotes out, but only here.
+                tag = each.get("ETag", "").strip('"')
+                more = _identity(tag and f'"{tag}"') | {"key": key, "size": size}
+                at = each.get("LastModified")
+                listing.add(path, source | more, at.timestamp() if at else None)
+    return listing.complete()
+
+
+#: As many as a server of a map has.
+_AT_ONCE = 16
+_TIMEOUT_S = (10.0, 60.0)
+#: An answer has the time that so much may take.
+_PATIENCE_BYTES = 8 * MIB
+_KEYS = {"kind", "url", "ca_file", "basic_auth_file", "via", "via_plain", "unit"}
+#: An object of so many bytes can be without ranges: it is kept whole (host.c).
+_WHOLE_BYTES = 8 * MIB
+_ACCEPT = "application/json, text/html;q=0.9"
+_RANGE = re.compile(r"bytes (?:0-0|\*)/(\d{1,18})")
+
+
+class _Found(NamedTuple):
+    """An entry of one directory; ``keys`` are what its source has besides the URL."""
+
+    name: str
+    url: str
+    is_directory: bool = False
+    keys: SourceKeys = {}
+    mtime_s: float | None = None
+
+
+class _Web:
+    """Requests with the login of a source, which only its own host gets."""
+
+    def __init__(self, source: SourceKeys) -> None:
+        if unknown := sorted(source.keys() - _KEYS):
+            raise UsageError(
+                f"{unknown[0]!r} of {origin_of(source)} is no key of a tree's source",
+                hint=f"there are: {', '.join(sorted(_KEYS))}",
+            )
+        self._origin = _origin(source["url"])
+        self._verify = source.get("ca_file") or system_certificates()
+        self._authorization: Callable[..., Any] = _as_it_is
+        if file := source.get("basic_auth_file"):
+            user, _, password = _line(file).partition(":")
+            self._authorization = requests.auth.HTTPBasicAuth(
+                user.encode(), password.encode()
+            )
+        # NB: how long to wait is not the server's to say, as it might say a day.
+        retry = Retry(
+            total=4,
+            backoff_factor=0.2,
+            status_forcelist=(429, 500, 502, 503, 504),
+            raise_on_status=False,
+            respect_retry_after_header=False,
+        )
+        self._session = requests.Session()
+        self._session.headers["Accept-Encoding"] = "identity"
+        for scheme in ("http://", "https://"):
+            adapter = HTTPAdapter(pool_maxsize=_AT_ONCE, max_retries=retry)
+            self._session.mount(scheme, adapter)
+
+    @contextmanager
+    def asked(self, url: str, **more: Any) -> Iterator[requests.Response]:
+        """Get a URL, and yield the answer, whatever that is."""
+        ours = _origin(url) == self._origin
+        try:
+            with (
+                self._session.get(
+                    url,
+                    auth=self._authorization if ours else _as_it_is,
+                    verify=self._verify,
+                    stream=True,
+                    timeout=_TIMEOUT_S,
+                    **more,
+                ) as response,
+                deadline(response, _PATIENCE_BYTES),
+            ):
+                yield response
+        except (requests.RequestException, OSError) as error:
+            asked = getattr(getattr(error, "request", None), "url", None) or url
+            raise BtrfsUblkError(
+                f"{asked}: {reason_of(error)}", hint="is the server there?"
+            ) from error
+
+    def read(self, url: str, **more: Any) -> tuple[str, str]:
+        """Return all of a document, as text, and its media type."""
+        data = bytearray()
+        with self.asked(url, **more) as response:
+            if response.status_code != 200:
+                raise _refusal(response)
+            for part in response.iter_content(256 * KIB):
+                data += part
+                if len(data) > _MAX_PAGE_BYTES:
+                    raise BtrfsUblkError(
+                        f"{url} has more than {_MAX_PAGE_BYTES} bytes",
+                        hint="is it a listing? If so, take a part of it",
+                    )
+            kind = response.headers.get("Content-Type", "").partition(";")[0].strip()
+        return data.decode("utf-8-sig", "surrogateescape"), kind
+
+
+def _as_it_is(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Keeps ~/.netrc from being sent."""
+    return request
+
+
+def _line(path: str) -> str:
+    """Return the first line of a file with a secret, under the rules of the server."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            check_closed(Path(path), Path(path).stat())
+            return file.readline().rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from error
+
+
+def _origin(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc
+
+
+def _refusal(response: requests.Response) -> BtrfsUblkError:
+    hints = {
+        401: "a login is wanted: --basic-auth-file",
+        403: "does the server list directories (autoindex, Indexes), and for you?",
+        404: "is the URL right?",
+    }
+    status, to = response.status_code, response.headers.get("Location")
+    hint = f"it sends us to {to}: name that" if to else hints.get(status)
+    return BtrfsUblkError(f"{response.url}: HTTP {status}", hint=hint)
+
+
+def _read_index(source: SourceKeys) -> Listing:
+    """Read a directory, and all below it: a request for each, and one for each file
+    whose size the listing does not say."""
+    listing, web = Listing(origin_of(source)), _Web(source)
+    below = {"": source["url"]}
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        while below:
+            found = list(pool.map(partial(_read_page, web), below.values()))
+            parents, below = list(below), {}
+            for parent, entries in zip(parents, found, strict=True):
+                for each in entries:
+                    if "/" in each.name:
+                        raise listing.refused(each.name, "no file can be named")
+                    path = f"{parent}{each.name}"
+                    if each.is_directory:
+                        listing.add_directory(path)
+                        below[f"{path}/"] = each.url
+                    else:
+                        keys = source | {"url": each.url} | each.keys
+                        listing.add(path, keys, each.mtime_s)
+    return _complete(listing, web)
+
+
+def _read_page(web: _Web, url: str) -> list[_Found]:
+    # NB: where a redirection leads might get the login that the files have.
+    text, kind = web.read(url, headers={"Accept": _ACCEPT}, allow_redirects=False)
+    parse = parse_json if kind == "application/json" else parse_html
+    return list(islice(parse(text, url), _MAX_ENTRIES + 1))
+
+
+def _complete(listing: Listing, web: _Web) -> Listing:
+    """Ask for the sizes that are not listed, and complete the listing."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        unknown = [x for x in listing.files.values() if "size" not in x.source]
+        for file in pool.map(partial(_ask, web), unknown):
+            listing.files[file.path] = file
+    return listing.complete()
+
+
+def _ask(web: _Web, file: ListedFile) -> ListedFile:
+    """Ask for the first byte of a file, as its server will be asked for more, and learn
+    its size, identity and time."""
+    url = file.source["url"]
+    with web.asked(url, headers={"Range": "bytes=0-0"}) as response:
+        headers, status = response.headers, response.status_code
+        if status == 206:
+            next(response.iter_content(4 * KIB), b"")  # the connection is used again
+        size = _RANGE.fullmatch(headers.get("Content-Range", ""))
+        if status in (206, 416) and size is not None:
+            size_bytes = int(size[1])
+        elif (
+            status == 200
+            and (whole := _number(headers.get("Content-Length"))) is not None
+        ):
+            size_bytes = whole
+            if size_bytes > _WHOLE_BYTES:
+                raise BtrfsUblkError(
+                    f"{url}: the server answers a range with all of the file",
+                    hint="reads of a part need a server that has ranges",
+                )
+        else:
+            raise _refusal(response)
+    if not size_bytes:
+        return ListedFile(file.path, {"size": 0}, _time(headers.get("Last-Modified")))
+    date = headers.get("Last-Modified")
+    more = {"size": size_bytes} | _identity(headers.get("ETag"), date)
+    return ListedFile(file.path, file.source | more, file.mtime_s or _time(date))
+
+
+def _time(text: object) -> float | None:
+    """Parse a date of HTTP, or of RFC 3339; None where it is neither."""
+    try:
+        if isinstance(text, str) and text[:4].isdecimal():
+            return datetime.fromisoformat(text).timestamp()
+        return parsedate_to_datetime(str(text)).timestamp()
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return None
+
+
+def _below(href: str, page: str) -> tuple[str, str, bool] | None:
+    """Return name and URL of an entry of a page, and whether that is a directory; None
+    where the link leads elsewhere."""
+    try:
+        url = urljoin(page, href.strip())
+        parts, base = urlsplit(url), urlsplit(page)
+    except ValueError:
+        return None
+    path, top = unquote(parts.path, errors="surrogateescape"), unquote(base.path)
+    if (parts.scheme, parts.netloc) != (base.scheme, base.netloc) or parts.query:
+        return None
+    # NB: before anything is decoded, so that no name has a slash by that.
+    name = parts.path.rstrip("/").rpartition("/")[2]
+    if not path.startswith(top) or path == top or path.endswith("//"):
+        return None
+    decoded = unquote(name, errors="surrogateescape")
+    if path.removesuffix("/") != top + decoded:
+        return None
+    plain = quote(parts.path, safe="/%:@!$&'()*+,;=", errors="surrogateescape")
+    url = parts._replace(path=plain, fragment="").geturl()
+    return decoded, url, path.endswith("/")
+
+
+class _Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "a":
+            self.links += [value for name, value in attrs if name == "href" and value]
+
+
+def parse_html(text: str, page: str) -> Iterator[_Found]:
+    """Yield the entries of an index in HTML."""
+    parser = _Links()
+    parser.feed(text)
+    for href in parser.links:
+        if entry := _below(href, page):
+            yield _Found(*entry)
+
+
+def parse_json(text: str, page: str) -> Iterator[_Found]:
+    """Yield the entries of an index in JSON, as nginx and Caddy write it."""
+    try:
+        entries = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BtrfsUblkError(f"{page} is not JSON: {error}") from error
+    if not isinstance(entries, list):
+        entries = [entries]
+    for entry in entries:
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if not isinstance(name, str):
+            raise BtrfsUblkError(
+                f"{page} is JSON, but no listing: {str(entry)[:200]}",
+                hint="of nginx (autoindex_format) or Caddy (browse) it would be one",
+            )
+        if entry.get("type") == "other":  # a socket, or a link to nowhere
+            continue
+        is_directory = entry.get("type") == "directory" or entry.get("is_dir") is True
+        name = name.removesuffix("/") if is_directory else name
+        size, keys = entry.get("size"), SourceKeys()
+        if isinstance(size, int) and not is_directory and size >= 0:
+            keys["size"] = size
+        try:
+            quoted = quote(name, safe="", errors="surrogateescape")
+        except UnicodeEncodeError as error:
+            raise BtrfsUblkError(f"{page} lists {name!r}, which is no text") from error
+        url = urljoin(page, f"./{quoted}")
+        time = _time(entry.get("mtime") or entry.get("mod_time"))
+        yield _Found(name, f"{url}/" if is_directory else url, is_directory, keys, time)
+
+
+_METALINK = "{urn:ietf:params:xml:ns:metalink}"
+_UNITS = [str(BLOCK_BYTES << power) for power in range(9)]
+_FETCH = re.compile(r"(\S+)[ \t]+(\d{1,18}|-)[ \t]+(.+)")
+
+#: Gets a URL, and returns the keys of a source with it.
+Keys = Callable[[str], SourceKeys]
+
+
+def _read_manifest(source: SourceKeys) -> Listing:
+    """Read a manifest, and ask for sizes that it does not have."""
+    listing, there = Listing(origin_of(source)), source.get("url", "")
+    unit = {key: value for key, value in source.items() if key == "unit"}
+    source = {key: value for key, value in source.items() if key != "unit"}
+    web = _Web(source if there else {"kind": "http", "url": ""})
+    text = web.read(there)[0] if there else _read(source)
+
+    def keys(url: str) -> SourceKeys:
+        parts, ours = urlsplit(url), urlsplit(there)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise listing.refused(url, "is no URL of http or https")
+        if parts[:2] == ours[:2]:
+            return source | {"url": url}
+        return {"kind": "http", "url": url}
+
+    is_lines = urlsplit(there or source["path"]).path.endswith(".txt")
+    (parse_fetch if is_lines else parse_metalink)(text, listing, keys)
+    for path, file in _complete(listing, web).files.items():
+        if file.source != {"size": 0}:
+            listing.files[path] = replace(file, source=unit | file.source)
+    return listing
+
+
+def _read(source: SourceKeys) -> str:
+    path = Path(source["path"])
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_PAGE_BYTES + 1)
+        if len(data) > _MAX_PAGE_BYTES:
+            raise UsageError(f"{path} has more than {_MAX_PAGE_BYTES} bytes")
+        return data.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"manifest {path}: {why_unread(error)}") from error
+
+
+def _parse_xml(text: str, what: str) -> ElementTree.Element:
+    """Parse a document that defines no entities. NB: of text, so that no encoding that
+    it declares hides any."""
+    try:
+        if "<!DOCTYPE" in text:
+            raise ValueError("it has a DOCTYPE")
+        return ElementTree.fromstring(text)
+    except (ValueError, ElementTree.ParseError) as error:
+        raise BtrfsUblkError(f"{what} is not XML that is read: {error}") from error
+
+
+def parse_metalink(text: str, listing: Listing, keys: Keys) -> None:
+    """Add the files of a Metalink document. Several URLs become mirrors, and pieces
+    units, if they have the size of one; the digest of a whole file is that of its only
+    unit, if it has one."""
+    for file in _parse_xml(text, listing.origin).iter(f"{_METALINK}file"):
+        name = file.get("name") or ""
+        urls = sorted(
+            file.iter(f"{_METALINK}url"),
+            key=lambda url: _number(url.get("priority")) or 999_999,
+        )
+        mirrors = [
+            keys(url)
+            for each in urls
+            if (url := (each.text or "").strip()).startswith(("http://", "https://"))
+        ]
+        if not mirrors:
+            raise listing.refused(name, "has no URL of http or https")
+        source: SourceKeys = mirrors[0] if len(mirrors) == 1 else {"mirrors": mirrors}
+        size = _number(file.findtext(f"{_METALINK}size"))
+        if size is not None:
+            source |= {"size": size}
+        elif len(mirrors) > 1:
+            raise listing.refused(name, "has several URLs, and no size")
+        pieces = file.find(f"{_METALINK}pieces[@type='sha-256']")
+        whole = (file.findtext(f"{_METALINK}hash[@type='sha-256']") or "").strip()
+        if pieces is not None and (unit := pieces.get("length")) in _UNITS:
+            of_pieces = [(each.text or "").strip().lower() for each in pieces]
+            source |= {"unit": int(unit), "digests": of_pieces}
+        elif whole and size and size <= MIB:
+            source |= {"unit": MIB, "digests": [whole.lower()]}
+        listing.add(name, source)
+
+
+def parse_fetch(text: str, listing: Listing, keys: Keys) -> None:
+    """Add the files of a fetch.txt: URL, size or "-", and path in a line."""
+    for line in text.splitlines():
+        match = _FETCH.fullmatch(line.strip())
+        if match is None:
+            raise BtrfsUblkError(
+                f"{listing.origin} has a line {line[:200]!r}, not URL SIZE PATH"
+            )
+        url, size, path = match.groups()
+        for code, char in (("%0A", "\n"), ("%0D", "\r"), ("%25", "%")):
+            path = re.sub(code, char, path, flags=re.IGNORECASE)
+        source = keys(url)
+        listing.add(path, source if size == "-" else source | {"size": int(size)})

@@ -9,6 +9,8 @@ from pathlib import Path
 from uuid import UUID
 
 from btrfs_ublk import kernel as resources
+from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.kernel.btrfs import forget_device
 from btrfs_ublk.kernel.mountinfo import (
     MountInfo,
     parse_mountinfo,
@@ -148,6 +150,14 @@ def device_names(fsid: UUID) -> set[str]:
         return set(os.listdir(_BTRFS / str(fsid) / "devices"))
     except OSError:
         return set()
+
+
+def forget(path: Path) -> None:
+    """Make btrfs forget an unmounted device. Failing is harmless: btrfs drops the stale
+    entry when it learns of another device in its place.
+    """
+    with suppress(BtrfsUblkError):
+        forget_device(path)
 
 
 def _sources(fsid: UUID) -> set[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,15 @@ from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.device.locks import is_locked
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.beneath import existing_beneath
-from btrfs_ublk.kernel.btrfs import filesystem_uuid
+from btrfs_ublk.kernel.btrfs import (
+    TOP_LEVEL,
+    filesystem_uuid,
+    is_subvolume,
+    opened_subvolume,
+    subvolume_id,
+    subvolume_time_s,
+)
+from btrfs_ublk.kernel.temporary import loops_below
 from btrfs_ublk.volume.device import explain_devices, find_device
 from btrfs_ublk.volume.entry import describe_source
 from btrfs_ublk.volume.mounts import is_mounted, is_read_only, mount_points
@@ -29,6 +37,7 @@ from btrfs_ublk.volume.store import (
     volume_directory,
 )
 
+SNAPSHOTS_DIRECTORY = "snapshots"
 #: "changing": a command works on it. "broken": partly up, or not whole. "damaged": its
 #: files are not valid.
 VolumeState = Literal["up", "down", "changing", "broken", "damaged"]
@@ -97,9 +106,6 @@ class KeptVolume:
 
 
 def _loop_files() -> list[Path]:
-    with deferred():
-        # Not needed for volumes that are up.
-        from btrfs_ublk.kernel.temporary import loops_below
     return [file for _, file in loops_below(Path("/"))]
 
 
@@ -193,9 +199,7 @@ def _look(
             )
     snapshots: list[str] = []
     if ask and state == "up":
-        with suppress(BtrfsUblkError), deferred():  # it may go down meanwhile
-            from btrfs_ublk.volume.snapshots import list_snapshots
-
+        with suppress(BtrfsUblkError):  # it may go down meanwhile
             snapshots = [one.name for one in list_snapshots(mount)]
     used_bytes = 0
     with suppress(FileNotFoundError):
@@ -355,3 +359,52 @@ def _state_of(
     if is_read_only(mount):
         return "broken", "it is read-only: see the kernel log (dmesg | grep -i btrfs)"
     return "up", None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VolumeSnapshot:
+    """A snapshot of a volume. ``time_s`` is when it was made, in seconds since 1970; of
+    one that a rollback has kept, when it was last changed. ``subvolume`` is its number.
+    """
+
+    name: str
+    time_s: int
+    subvolume: int
+
+
+def can_have_snapshots(mount: Path) -> bool:
+    """Whether a subvolume is mounted there: of images and of volumes of early versions,
+    it is the top level. Raises BtrfsUblkError."""
+    return subvolume_id(mount) != TOP_LEVEL
+
+
+@contextmanager
+def opened_snapshots(mount: Path) -> Iterator[Path]:
+    """Yield a path to the directory of snapshots, valid in the block. It may not be
+    there yet. Raises BtrfsUblkError."""
+    with opened_subvolume(mount, TOP_LEVEL) as top:
+        yield top / SNAPSHOTS_DIRECTORY
+
+
+def list_snapshots(mount: Path) -> list[VolumeSnapshot]:
+    """Return the snapshots of a mounted volume, the oldest first; none of one that can
+    have none. Raises BtrfsUblkError."""
+    if not can_have_snapshots(mount):
+        return []
+    with opened_snapshots(mount) as directory:
+        found = [
+            look_at_snapshot(x)
+            for x in subvolumes_in(directory)
+            if not x.name.startswith(".")
+        ]
+    return sorted(found, key=lambda one: (one.time_s, one.name))
+
+
+def look_at_snapshot(path: Path) -> VolumeSnapshot:
+    return VolumeSnapshot(
+        name=path.name, time_s=subvolume_time_s(path), subvolume=subvolume_id(path)
+    )
+
+
+def subvolumes_in(directory: Path) -> list[Path]:
+    return [x for x in directory.glob("*") if is_subvolume(x)]

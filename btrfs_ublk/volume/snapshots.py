@@ -12,64 +12,140 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from btrfs_ublk.base.log import log
+from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.base.undo import undoing
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.device.state import check_name
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
 from btrfs_ublk.kernel.btrfs import (
-    TOP_LEVEL,
     commit_transaction,
     create_deep_snapshot,
     delete_subvolumes,
+    filesystem_uuid,
     is_subvolume,
-    opened_subvolume,
     quota_limit_if_any,
     set_default_subvolume,
     set_read_only,
     subvolume_id,
-    subvolume_time_s,
 )
-from btrfs_ublk.volume.store import Rollback, VolumeDirectory
+from btrfs_ublk.kernel.mount import is_frozen
+from btrfs_ublk.volume.mounts import mounts_of
+from btrfs_ublk.volume.report import (
+    SNAPSHOTS_DIRECTORY,
+    VolumeSnapshot,
+    can_have_snapshots,
+    list_snapshots,
+    look_at_snapshot,
+    mount_of,
+    opened_snapshots,
+    subvolumes_in,
+)
+from btrfs_ublk.volume.store import (
+    LOCK_TIMEOUT_S,
+    Rollback,
+    VolumeDirectory,
+    volume_directory,
+)
+from btrfs_ublk.volume.trees import remove_half_tree
 
-SNAPSHOTS_DIRECTORY = "snapshots"
 _ROOT, _HALF = ".root-", ".half-"
 
 
-@dataclass(frozen=True, kw_only=True)
-class VolumeSnapshot:
-    """A snapshot of a volume. ``time_s`` is when it was made, in seconds since 1970; of
-    one that a rollback has kept, when it was last changed. ``subvolume`` is its number.
+def snapshot_volume(
+    name: str, snapshot: str, *, base: StrPath | None = None
+) -> VolumeSnapshot:
+    """Make a snapshot of a volume that is up, in no time, while others write to it. It
+    is on disk when this returns, and is kept with the volume.
+
+    Subvolumes in the volume, such as trees that were added, are in it as well, each as
+    of a moment of its own. Raises UsageError for a name that cannot be, or is taken,
+    and for a volume that can have no snapshots now, BtrfsUblkError.
     """
+    check_name(snapshot, what="a snapshot")
+    with (
+        snapshots_locked(name, base) as (_, mount),
+        opened_snapshots(mount) as directory,
+    ):
+        if os.path.lexists(directory / snapshot):
+            raise UsageError(
+                f"volume {name!r} has a snapshot {snapshot!r}",
+                hint="choose another name",
+            )
+        try:
+            directory.mkdir(mode=0o700, exist_ok=True)
+            with deferred(), made_whole(directory / snapshot) as half:
+                create_deep_snapshot(mount, directory, half.name)
+                set_read_only(half)
+        except OSError as error:
+            raise BtrfsUblkError(
+                f"cannot make snapshot {snapshot!r}: {error.strerror}",
+                hint="were subvolumes in it moved meanwhile? try again",
+            ) from error
+        return find_snapshot(directory, snapshot)
 
-    name: str
-    time_s: int
-    subvolume: int
+
+def snapshots_of_volume(
+    name: str, *, base: StrPath | None = None
+) -> list[VolumeSnapshot]:
+    """Return the snapshots of a volume that is up, the oldest first. Raises UsageError,
+    BtrfsUblkError."""
+    with snapshots_locked(name, base) as (_, mount):
+        return list_snapshots(mount)
 
 
-def can_have_snapshots(mount: Path) -> bool:
-    """Whether a subvolume is mounted there: of images and of volumes of early versions,
-    it is the top level. Raises BtrfsUblkError."""
-    return subvolume_id(mount) != TOP_LEVEL
+def remove_snapshot(name: str, snapshot: str, *, base: StrPath | None = None) -> None:
+    """Remove a snapshot of a volume that is up. Raises UsageError when there is none of
+    that name, LeftoverError while it is mounted, BtrfsUblkError."""
+    with (
+        snapshots_locked(name, base) as (_, mount),
+        opened_snapshots(mount) as directory,
+    ):
+        find_snapshot(directory, snapshot)
+        place = PurePosixPath("/", SNAPSHOTS_DIRECTORY, snapshot)
+        for one in mounts_of(filesystem_uuid(mount)):
+            if one.root.is_relative_to(place):
+                raise LeftoverError(
+                    f"snapshot {snapshot!r} is mounted at {one.target}, and was not "
+                    "removed",
+                    hint=f"umount {one.target}",
+                )
+        with deferred():  # half of it is none any more
+            half = (directory / snapshot).rename(half_path(directory))
+            commit_transaction(directory)
+            delete_subvolumes(half)
 
 
 @contextmanager
-def opened_snapshots(mount: Path) -> Iterator[Path]:
-    """Yield a path to the directory of snapshots, valid in the block. It may not be
-    there yet. Raises BtrfsUblkError."""
-    with opened_subvolume(mount, TOP_LEVEL) as top:
-        yield top / SNAPSHOTS_DIRECTORY
-
-
-def list_snapshots(mount: Path) -> list[VolumeSnapshot]:
-    """Return the snapshots of a mounted volume, the oldest first; none of one that can
-    have none. Raises BtrfsUblkError."""
-    if not can_have_snapshots(mount):
-        return []
-    with opened_snapshots(mount) as directory:
-        found = [_look(x) for x in _subvolumes(directory) if not x.name.startswith(".")]
-    return sorted(found, key=lambda one: (one.time_s, one.name))
+def snapshots_locked(
+    name: str, base: StrPath | None
+) -> Iterator[tuple[VolumeDirectory, Path]]:
+    """Lock a volume that is up; yield it and its mount point. What killed commands have
+    left is gone. Raises UsageError for one that can have no snapshots."""
+    volume = volume_directory(name, base)
+    volume.check()
+    with volume.locked(timeout_s=LOCK_TIMEOUT_S):
+        if volume.made().image is not None:
+            raise UsageError(
+                f"volume {name!r} was made of an image, and has forks, no snapshots",
+                hint=f"btrfs-ublk image fork {name} FORK",
+            )
+        mount = mount_of(volume)
+        if not can_have_snapshots(mount):
+            raise UsageError(
+                f"volume {name!r} was made by an early version, and its files are "
+                "beside the virtual data: it can have no snapshots",
+                hint="copy them to a new volume",
+            )
+        if is_frozen(mount):  # else this would wait
+            raise LeftoverError(
+                f"volume {name!r} is frozen", hint=f"fsfreeze --unfreeze {mount}"
+            )
+        remove_half_tree(volume, mount)
+        remove_half_snapshots(mount)
+        yield volume, mount
 
 
 def find_snapshot(directory: Path, name: str) -> VolumeSnapshot:
@@ -81,17 +157,7 @@ def find_snapshot(directory: Path, name: str) -> VolumeSnapshot:
             f"there is no snapshot {name!r}",
             hint="see those that there are: btrfs-ublk volume snapshots",
         )
-    return _look(path)
-
-
-def _look(path: Path) -> VolumeSnapshot:
-    return VolumeSnapshot(
-        name=path.name, time_s=subvolume_time_s(path), subvolume=subvolume_id(path)
-    )
-
-
-def _subvolumes(directory: Path) -> list[Path]:
-    return [x for x in directory.glob("*") if is_subvolume(x)]
+    return look_at_snapshot(path)
 
 
 def half_path(directory: Path) -> Path:
@@ -152,7 +218,7 @@ def plan_rollback(mount: Path, snapshot: str) -> Rollback:
 
 def _place_of(directory: Path, root: int) -> Path | None:
     """Return where a subvolume that is, or was, mounted is; None if it is not ours."""
-    places = _subvolumes(directory.parent) + _subvolumes(directory)
+    places = subvolumes_in(directory.parent) + subvolumes_in(directory)
     return next((path for path in places if subvolume_id(path) == root), None)
 
 

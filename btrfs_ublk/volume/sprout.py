@@ -6,11 +6,13 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
+from btrfs_ublk import physmap
+from btrfs_ublk import seed as seeds
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, require
 from btrfs_ublk.base.ledger import Ledger, process_ledger
 from btrfs_ublk.base.log import log, step
@@ -21,7 +23,7 @@ from btrfs_ublk.kernel.btrfs import (
     MIN_WRITABLE_BYTES,
     add_device,
     filesystem_uuid,
-    forget_device,
+    reached_inode,
 )
 from btrfs_ublk.kernel.loop import LoopDevice, loop_device
 from btrfs_ublk.kernel.mount import Mount, mounted, remount
@@ -32,6 +34,7 @@ from btrfs_ublk.volume.definition import (
     DEFAULT_READ_AHEAD_BYTES,
     DEFAULT_WRITABLE_BYTES,
 )
+from btrfs_ublk.volume.mounts import forget
 
 #: How long another seed of the same fsid may take to become a sprout.
 _OTHER_SEED_TIMEOUT_S = 10.0
@@ -101,6 +104,7 @@ def sprout(
                 writable_file, direct_io=direct_io, lifeline=lifeline, ledger=ledger
             )
         )
+        # Each sprout has a new fsid, and the kernel's list of them would grow.
         stack.callback(_forget, writable.path, ledger)
         fsids: list[UUID] = []
 
@@ -230,11 +234,29 @@ def _check_size(path: Path) -> None:
 
 
 def _forget(device: Path, ledger: Ledger) -> None:
-    if not ledger.is_ours:
-        return  # The mount stays.
-    # Every sprout has a new fsid, so without this the kernel's list of known file
-    # systems grows with each. Failing is harmless.
-    try:
-        forget_device(device)
-    except BtrfsUblkError as error:
-        log.debug("%s", error)
+    if ledger.is_ours:  # else the mount stays
+        forget(device)
+
+
+def virtual_file_of(seed: seeds.Seed, target: StrPath) -> AbstractContextManager[Path]:
+    """Yield a path of a seed's virtual file, valid within the block, to clone from.
+
+    ``target`` is where the seed, or a sprout of it, is mounted. The file is in no
+    directory, as programs that walk a tree would read all of it. Raises BtrfsUblkError;
+    needs root.
+    """
+    return reached_inode(target, seed.virtual_data.inode)
+
+
+def assert_mapping(seed: seeds.Seed, target: Path) -> physmap.PhysicalMap:
+    """Prove that the kernel maps the virtual file to where the server answers it.
+
+    ``target`` is where the seed is mounted. Raises MappingError, which names the row
+    and the rule, when any byte of the file would be read from elsewhere, which would be
+    silent corruption.
+    """
+    virtual = seed.virtual_data
+    with virtual_file_of(seed, target) as path:
+        mapping = physmap.PhysicalMap.read(path)
+    virtual.assert_matches(mapping)
+    return mapping

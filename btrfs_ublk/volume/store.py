@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from btrfs_ublk import seed as seeds
 from btrfs_ublk.base.hosts import Rule
-from btrfs_ublk.base.jsonfile import RecordFormat, remove_unfinished
+from btrfs_ublk.base.jsonfile import RecordFormat, remove_unfinished, sync
 from btrfs_ublk.base.ledger import boot_id
+from btrfs_ublk.base.log import step
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.private_dirs import (
     CONFIG_DIRECTORY,
@@ -29,9 +32,16 @@ from btrfs_ublk.base.private_dirs import (
 )
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.content import SourceKeys
-from btrfs_ublk.device.locks import Lock, lock_file
-from btrfs_ublk.device.state import RUN_DIRECTORY, RUN_VARIABLE, check_name
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.device.locks import Lock, is_locked, lock_file, registry_locked
+from btrfs_ublk.device.state import (
+    RUN_DIRECTORY,
+    RUN_VARIABLE,
+    check_name,
+    half_made,
+    half_path,
+)
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
+from btrfs_ublk.kernel.temporary import loops_below
 from btrfs_ublk.volume.definition import VolumeDefinition, read_definition
 from btrfs_ublk.volume.entry import origin_of
 
@@ -42,6 +52,7 @@ FORMAT_VERSION = 1
 #: Another command may hold the lock: it fetches nothing, but may wait for a server.
 LOCK_TIMEOUT_S = 60.0
 
+_Record = TypeVar("_Record")
 _HINT = f"run as root, or name a directory of yours in {VOLUMES_VARIABLE}"
 
 
@@ -154,6 +165,19 @@ class Rollback:
     root: str
 
 
+def _read(kind: type[_Record], path: Path) -> _Record | None:
+    keys = _FILES.read(path)
+    return None if keys is None else _FILES.parse(kind, keys, path)
+
+
+def _read_list(kind: type[_Record], path: Path, name: str) -> list[_Record]:
+    keys = _FILES.read(path) or {name: []}
+    try:
+        return [_FILES.parse(kind, one, path) for one in keys[name]]
+    except (KeyError, TypeError) as error:
+        raise _FILES.damaged(path, repr(error)) from error
+
+
 class VolumeDirectory:
     """The files of one volume, at ``path``. The constructor touches none of them."""
 
@@ -210,10 +234,9 @@ class VolumeDirectory:
         return read_definition(self._definition, files=files)
 
     def made(self) -> Made:
-        keys = _FILES.read(self._made)
-        if keys is None:
+        if (made := _read(Made, self._made)) is None:
             raise _FILES.damaged(self._made, "it is missing")
-        return _FILES.parse(Made, keys, self._made)
+        return made
 
     def seed(self) -> seeds.Seed:
         """Return the seed with its current path."""
@@ -230,20 +253,14 @@ class VolumeDirectory:
 
     def session(self) -> Session | None:
         """Return the session; None when the volume was not to be up."""
-        session = self._read_session()
+        session = _read(Session, self._session)
         return None if session is None or self._is_copied(session) else session
-
-    def _read_session(self) -> Session | None:
-        keys = _FILES.read(self._session)
-        return None if keys is None else _FILES.parse(Session, keys, self._session)
 
     def _is_copied(self, session: Session) -> bool:
         known = session.directory and session.is_of_this_boot
         if not known or session.directory == self.identity():
             return False
         # Overlayfs, for one, may give a directory another number while it is in use.
-        with deferred():
-            from btrfs_ublk.kernel.temporary import loops_below
         return all(file != self.sprout_image for _, file in loops_below(self.path))
 
     def identity(self) -> str:
@@ -254,7 +271,7 @@ class VolumeDirectory:
     def forget_copied(self) -> None:
         """Remove what a copy has of the session of its original: who would clean up by
         it would take the original down."""
-        session = self._read_session()
+        session = _read(Session, self._session)
         if session is None or not self._is_copied(session):
             return
         for ledger in self.ledgers.glob("*"):
@@ -263,14 +280,7 @@ class VolumeDirectory:
 
     def files(self) -> dict[str, MadeFile]:
         """Return the files by path."""
-        keys = _FILES.read(self._files) or {"files": []}
-        try:
-            return {
-                one["path"]: _FILES.parse(MadeFile, one, self._files)
-                for one in keys["files"]
-            }
-        except (KeyError, TypeError) as error:
-            raise _FILES.damaged(self._files, repr(error)) from error
+        return {one.path: one for one in _read_list(MadeFile, self._files, "files")}
 
     def file_count(self) -> int:
         """Return how many files are whole."""
@@ -299,11 +309,7 @@ class VolumeDirectory:
         _FILES.replace(self._files, text)
 
     def made_trees(self) -> list[MadeTree]:
-        keys = _FILES.read(self._trees) or {"trees": []}
-        try:
-            return [_FILES.parse(MadeTree, one, self._trees) for one in keys["trees"]]
-        except (KeyError, TypeError) as error:
-            raise _FILES.damaged(self._trees, repr(error)) from error
+        return _read_list(MadeTree, self._trees, "trees")
 
     def write_made_trees(self, trees: list[MadeTree]) -> None:
         _FILES.write(self._trees, {"trees": [asdict(one) for one in trees]})
@@ -314,8 +320,7 @@ class VolumeDirectory:
 
     def half_tree(self) -> HalfTree | None:
         """Return the tree that is being added, or that a killed command has left."""
-        keys = _FILES.read(self._adding)
-        return None if keys is None else _FILES.parse(HalfTree, keys, self._adding)
+        return _read(HalfTree, self._adding)
 
     def write_half_tree(self, tree: HalfTree) -> None:
         _FILES.write(self._adding, asdict(tree))
@@ -325,8 +330,7 @@ class VolumeDirectory:
 
     def rollback(self) -> Rollback | None:
         """Return the rollback that `up` is to complete."""
-        keys = _FILES.read(self._rollback)
-        return None if keys is None else _FILES.parse(Rollback, keys, self._rollback)
+        return _read(Rollback, self._rollback)
 
     def write_rollback(self, rollback: Rollback) -> None:
         _FILES.write(self._rollback, asdict(rollback))
@@ -457,3 +461,111 @@ def find_own_definition(name: str, *, base: StrPath | None = None) -> VolumeDefi
             hint=f"write it there, then: btrfs-ublk volume up {name}",
         )
     return found.definition
+
+
+#: Makes the seed in the directory of a volume; returns what is kept of its image, too.
+MakeSeed = Callable[[VolumeDirectory], "tuple[seeds.Seed, dict[str, Any] | None]"]
+
+
+def open_or_make(
+    volume: VolumeDirectory,
+    definition: VolumeDefinition,
+    make_seed: MakeSeed | None = None,
+) -> tuple[Lock, bool]:
+    """Lock a volume. Returns the lock, and if it was made: with a seed of virtual data,
+    or by ``make_seed``. Raises BtrfsUblkError."""
+    with registry_locked(volume.path.parent):
+        if not os.path.lexists(volume.path):
+            return _make(volume, definition, make_seed), True
+    volume.check()
+    return volume.locked(timeout_s=LOCK_TIMEOUT_S), False
+
+
+def _make(
+    volume: VolumeDirectory, definition: VolumeDefinition, make_seed: MakeSeed | None
+) -> Lock:
+    """Make the volume; the caller holds the registry's lock."""
+    tag = os.urandom(8).hex()
+    half = VolumeDirectory(half_path(volume.path, tag))
+    with step(f"make volume {volume.name}"), ExitStack() as on_failure:
+        on_failure.callback(shutil.rmtree, half.path, ignore_errors=True)
+        try:
+            half.path.mkdir(mode=0o700)
+            lock = lock_file(half.lock)
+            assert lock is not None
+            on_failure.callback(lock.close)
+            half.ledgers.mkdir(mode=0o700)
+            image = None
+            if make_seed is not None:
+                seed, image = make_seed(half)
+            else:
+                seed = seeds.make_seed(
+                    half.seed_image,
+                    virtual_data_size=definition.size_bytes,
+                    label=volume.name,
+                    metadata_only=True,
+                )
+            half.write_made(
+                Made(
+                    tag=tag,
+                    size_bytes=seed.virtual_data.size,
+                    writable_bytes=definition.writable_bytes,
+                    seed=seed.to_dict(),
+                    image=image,
+                )
+            )
+            half.write_definition(definition)
+            # As all else that a volume keeps, it is its owner's alone.
+            half.seed_image.chmod(0o600)
+            sync(half.seed_image)
+            half.path.rename(volume.path)
+            sync(volume.path.parent)
+        except OSError as error:
+            raise BtrfsUblkError(
+                f"cannot make volume {volume.path}: {error.strerror}",
+                hint="is its disk full, or read-only?",
+            ) from error
+        on_failure.pop_all()
+    return lock
+
+
+def remove_halves(volumes: Path, *, dry_run: bool = False) -> list[Path]:
+    """Remove what dead commands left half-made, but not what is being removed now.
+    Returns what was, or would be, removed. Raises BtrfsUblkError."""
+    if not any(half_made(volumes)):
+        return []
+    with registry_locked(volumes):  # makers hold it meanwhile
+        halves = [
+            path
+            for path in half_made(volumes)
+            if not is_locked(VolumeDirectory(path).lock)
+        ]
+    with deferred():
+        for path in [] if dry_run else halves:
+            shutil.rmtree(path, ignore_errors=True)
+    return halves
+
+
+def discard(volume: VolumeDirectory) -> None:
+    """Remove a volume's directory with all its data; the caller holds its lock. Raises
+    LeftoverError, also when a loop device uses its image.
+    """
+    for device, image in loops_below(volume.path):
+        raise LeftoverError(
+            f"volume {volume.name!r} is not removed: {device} stands on {image}",
+            hint=f"first: btrfs-ublk volume down {volume.name}",
+        )
+    # The rename frees the name at once, even if the removal is interrupted.
+    gone = half_path(volume.path, os.urandom(8).hex())
+    try:
+        with deferred(), registry_locked(volume.path.parent):
+            volume.path.rename(gone)
+            sync(gone.parent)
+        # NB: a large cache takes long, so the registry is unlocked. The cache goes
+        # first, as remove_halves() leaves a directory alone while its lock is held.
+        for path in (VolumeDirectory(gone).cache, gone):
+            while path.is_dir() and not path.is_symlink():
+                with suppress(FileNotFoundError):  # another process removes it
+                    shutil.rmtree(path)
+    except OSError as error:
+        raise LeftoverError(f"cannot remove {volume.path}: {error}") from error

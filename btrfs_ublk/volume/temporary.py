@@ -11,7 +11,7 @@ from pathlib import Path
 from btrfs_ublk.base.ledger import Ledger, process_ledger
 from btrfs_ublk.base.log import step
 from btrfs_ublk.base.paths import StrPath
-from btrfs_ublk.content import Addition, Source
+from btrfs_ublk.content import Source
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.kernel.beneath import opened_directory
 from btrfs_ublk.kernel.reflink import clone_beneath
@@ -26,9 +26,9 @@ from btrfs_ublk.volume.definition import (
     DEFAULT_WRITABLE_BYTES,
 )
 from btrfs_ublk.volume.entry import VolumeFile, source_of
-from btrfs_ublk.volume.sprout import Sprout, sprout
-from btrfs_ublk.volume.virtual_file import assert_mapping
-from btrfs_ublk.volume.virtual_file import virtual_file_of as virtual_file_of
+from btrfs_ublk.volume.files import Clone, make_clones, map_files
+from btrfs_ublk.volume.sprout import Sprout, assert_mapping, sprout
+from btrfs_ublk.volume.sprout import virtual_file_of as virtual_file_of
 
 
 @dataclass(frozen=True)
@@ -81,21 +81,10 @@ class Volume:
         They are mapped in the volume's LazySegment. Raises UsageError for a file that
         exists or cannot be, Refused for a source that does not answer.
         """
-        entries = _entries(files)
-        fetched = [entry for entry in entries if not entry.is_empty]
-        added = self.server.map().add(
-            [entry.source for entry in fetched],
-            [Addition(source=number) for number in range(len(fetched))],
-            names=[f"file {entry.path!r}" for entry in fetched],
-        )
-        places = {entry.path: at for entry, at in zip(fetched, added, strict=True)}
-        for entry in entries:
-            offset, size_bytes = 0, 0
-            if entry.path in places:
-                place = places[entry.path]
-                offset, size_bytes = place.offset, place.size_bytes
-            (self.target / entry.path).parent.mkdir(parents=True, exist_ok=True)
-            self.clone(entry.path, offset=offset, size_bytes=size_bytes)
+        made = map_files(self.server.map(), _entries(files))
+        clones = [Clone(x.path, x.offset, x.size_bytes) for x in made]
+        with opened_directory(self.target) as top, self.virtual_file() as virtual:
+            make_clones(virtual, top, clones, [])
 
 
 @contextmanager

@@ -8,7 +8,7 @@ its path last. What a killed command has left is removed by the next one.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from btrfs_ublk.base.jsonfile import sync
 from btrfs_ublk.base.log import log, step
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.process import spawn
+from btrfs_ublk.base.progress import Task
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.base.undo import undoing
 from btrfs_ublk.content import SourceKeys
@@ -43,7 +44,7 @@ from btrfs_ublk.kernel.btrfs import (
     subvolume_name,
 )
 from btrfs_ublk.kernel.temporary import tempdir
-from btrfs_ublk.volume.entry import origin_of
+from btrfs_ublk.volume.entry import VolumeTree, origin_of
 from btrfs_ublk.volume.files import (
     Clone,
     make_clones,
@@ -51,7 +52,6 @@ from btrfs_ublk.volume.files import (
     opened_virtual_data,
     remove_made,
 )
-from btrfs_ublk.volume.listing import Listing
 from btrfs_ublk.volume.report import mount_of
 from btrfs_ublk.volume.store import (
     LOCK_TIMEOUT_S,
@@ -60,18 +60,16 @@ from btrfs_ublk.volume.store import (
     VolumeDirectory,
     volume_directory,
 )
-from btrfs_ublk.volume.tree_entry import VolumeTree, read_listing
 
 if TYPE_CHECKING:
     from btrfs_ublk.image.access import RegistryAccess
     from btrfs_ublk.image.reference import Name
+    from btrfs_ublk.volume.listing import Listing
 
 #: A bound for what would otherwise wait for ever.
 _TIMEOUT_S = 86400.0
 _PREFIX = ".btrfs-ublk-adding-"
 _DIRECTORY_MODE = 0o755
-
-Number = Callable[[int], object]
 
 
 @dataclass(frozen=True)
@@ -104,6 +102,10 @@ class _Image:
     what: str
     new_data: Path | None = None
 
+    @property
+    def root(self) -> str:
+        return str((self.source or {})["root"])
+
 
 def add_image(
     name: str,
@@ -113,9 +115,7 @@ def add_image(
     layer: str | None = None,
     access: RegistryAccess,
     base: StrPath | None = None,
-    expect: Number = lambda total: None,
-    progress: Number = lambda count: None,
-    say: Callable[[str], object] = lambda text: None,
+    task: Task = Task(),
 ) -> AddedTree:
     """Make the tree of a sealed image again in a volume of virtual data that is up, in
     a new subvolume ``path``. No data are moved but those of small files.
@@ -130,7 +130,7 @@ def add_image(
 
     volume = volume_directory(name, base)
     volume.check()
-    say("look the image up")
+    task.say("look the image up")
     found = find_named_image(image, access)
     if found.layer is not None:
         raise UsageError(
@@ -159,7 +159,7 @@ def add_image(
         one = _Image(
             seed, chosen.subvolume, header.data_bytes, source, f"the data of {image}"
         )
-        return _add(volume, one, path or _name_of(image), expect, progress, say)
+        return _add(volume, one, path or _name_of(image), task)
 
 
 def add_tree(
@@ -170,9 +170,7 @@ def add_tree(
     platform: str | None = None,
     access: RegistryAccess,
     base: StrPath | None = None,
-    expect: Number = lambda total: None,
-    progress: Number = lambda count: None,
-    say: Callable[[str], object] = lambda text: None,
+    task: Task = Task(),
 ) -> AddedTree:
     """Do as add_image(), with an image that is made for it of a directory, a tar, or an
     ordinary image. Its data object, in which equal content is once, stays in the
@@ -187,7 +185,7 @@ def add_tree(
     try:
         volume.trees.mkdir(mode=0o700, exist_ok=True)
         with tempdir(parent=volume.trees) as work:
-            say(f"read {source}")
+            task.say(f"read {source}")
             opened = open_source(
                 source, Layout.made(work / "layout"), access, platform=platform
             )
@@ -209,7 +207,7 @@ def add_tree(
                 f"the data of {source}",
                 data if size_bytes else None,
             )
-            return _add(volume, one, path, expect, progress, say)
+            return _add(volume, one, path, task)
     except OSError as error:
         raise BtrfsUblkError(
             f"cannot read {source} into {volume.trees}: {error.strerror or error}",
@@ -227,6 +225,8 @@ def list_trees(
     a path that was made of another source, and as read_listing() does."""
     if not wanted:
         return []
+    from btrfs_ublk.volume.listing import read_listing
+
     made = {}
     if os.path.lexists(volume.path):
         volume.check()
@@ -347,12 +347,10 @@ def _add(
     volume: VolumeDirectory,
     image: _Image,
     path: str,
-    expect: Number,
-    progress: Number,
-    say: Callable[[str], object],
+    task: Task,
 ) -> AddedTree:
-    say("look at its files")
-    total, *_ = _make(image, lambda count: None)
+    task.say("look at its files")
+    total, *_ = _make(image, Task())
     with volume.locked(timeout_s=LOCK_TIMEOUT_S) as lock:
         mount = mount_of(volume)
         with (
@@ -361,22 +359,16 @@ def _add(
         ):
             _remove_half(volume, top)
             path = _checked(volume, top, path)
-            say("make its files")
-            expect(total)
+            task.say("make its files")
+            task.expect(total)
             with _adding(volume, top, path, image) as directory:
                 offset = _map(volume, image)
                 entries, cloned, written = _make(
-                    image, progress, directory, virtual, offset, lock
+                    image, task, directory, virtual, offset, lock
                 )
                 commit_transaction(Path(f"/proc/self/fd/{directory}"))
-        data = None if image.new_data is None else volume.trees / _root(image)
+        data = None if image.new_data is None else volume.trees / image.root
         return AddedTree(mount / path, entries, cloned, written, data)
-
-
-def _root(image: _Image) -> str:
-    assert image.source is not None
-    root: str = image.source["root"]
-    return root
 
 
 def _checked(volume: VolumeDirectory, top: int, path: str) -> str:
@@ -418,8 +410,8 @@ def _adding(
         path=os.path.join(parent, _PREFIX + os.urandom(8).hex()),
         directories=[x for x in above if x and not exists_beneath(top, x)],
         data=(
-            _root(image)
-            if image and image.new_data and not (volume.trees / _root(image)).exists()
+            image.root
+            if image and image.new_data and not (volume.trees / image.root).exists()
             else None
         ),
     )
@@ -474,7 +466,7 @@ def _check_new(volume: VolumeDirectory, fd: int, path: Path) -> int:
 
 def _make(
     image: _Image,
-    progress: Number,
+    task: Task,
     directory: int = -1,
     virtual: Path | None = None,
     offset: int = 0,
@@ -496,7 +488,7 @@ def _make(
         done, numbers = 0, [0, 0, 0]
         for line in child.stdout:
             numbers = [int(word) for word in line.split()]
-            progress(numbers[0] - done)
+            task.advance(numbers[0] - done)
             done = numbers[0]
         if child.wait(_TIMEOUT_S) != 0:
             words = child.stderr_tail().strip()

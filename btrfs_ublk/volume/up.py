@@ -1,35 +1,40 @@
-"""Bringing a volume up: directory, device, sprout, mount, files."""
+"""Bringing a volume up: directory, device, sprout, mount, files.
+
+up_volume() is read from top to bottom: what it does is below it, in that order.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from btrfs_ublk import content
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, require
 from btrfs_ublk.base.jsonfile import sync
 from btrfs_ublk.base.ledger import boot_id
 from btrfs_ublk.base.log import log, step
 from btrfs_ublk.base.paths import StrPath
-from btrfs_ublk.base.private_dirs import make_private
+from btrfs_ublk.base.private_dirs import make_private, missing_directories
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.base.undo import undoing
 from btrfs_ublk.content.oci import Resolved
 from btrfs_ublk.device import recover_device
+from btrfs_ublk.device.locks import lock_file
 from btrfs_ublk.errors import BtrfsUblkError, CommandError, LeftoverError, UsageError
-from btrfs_ublk.kernel.btrfs import commit_transaction, filesystem_uuid
+from btrfs_ublk.kernel.btrfs import commit_transaction, filesystem_uuid, subvolume_id
 from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.kernel.mount import mounted, remount
 from btrfs_ublk.kernel.read_ahead import get_read_ahead, set_read_ahead
 from btrfs_ublk.supervision.client import daemon_starting
 from btrfs_ublk.units import KIB, exact_size
-from btrfs_ublk.volume.cache import limit_cache, prepare_cache, undoing_cache
 from btrfs_ublk.volume.definition import SETTINGS, VolumeDefinition
 from btrfs_ublk.volume.device import (
     explain_devices,
@@ -38,7 +43,7 @@ from btrfs_ublk.volume.device import (
     refuse_foreign_device,
     refuse_removed_directory,
 )
-from btrfs_ublk.volume.down import take_down
+from btrfs_ublk.volume.down import KeptLedger, take_down
 from btrfs_ublk.volume.files import add_files, as_made, check_files
 from btrfs_ublk.volume.forks import mount_overlays
 from btrfs_ublk.volume.image import (
@@ -46,35 +51,44 @@ from btrfs_ublk.volume.image import (
     map_image,
     refuse_another_image,
 )
-from btrfs_ublk.volume.kept_ledger import KeptLedger
-from btrfs_ublk.volume.listing import Listing
-from btrfs_ublk.volume.make import (
-    discard,
-    open_or_make,
-    prepare_sprout,
-    remove_halves,
-)
 from btrfs_ublk.volume.mounts import is_read_only, mount_points
 from btrfs_ublk.volume.report import KeptVolume, look_at_volume
 from btrfs_ublk.volume.resize import check_writable, grow_writable
-from btrfs_ublk.volume.snapshots import complete_rollback, remove_half_snapshots
-from btrfs_ublk.volume.sprout import apply_read_ahead, sprout
+from btrfs_ublk.volume.snapshots import (
+    complete_rollback,
+    plan_rollback,
+    remove_half_snapshots,
+    snapshots_locked,
+)
+from btrfs_ublk.volume.sprout import (
+    apply_read_ahead,
+    assert_mapping,
+    make_writable_file,
+    sprout,
+)
 from btrfs_ublk.volume.store import (
     LOCK_TIMEOUT_S,
     Rollback,
     Session,
     VolumeDirectory,
+    discard,
+    find_definition,
+    open_or_make,
+    remove_halves,
     volume_directory,
     volumes_directory,
 )
-from btrfs_ublk.volume.tree_entry import VolumeTree
 from btrfs_ublk.volume.trees import (
     add_listed,
     list_trees,
     remove_half_tree,
     remove_listed,
 )
-from btrfs_ublk.volume.virtual_file import assert_mapping
+
+#: The files of a cache that has no contents (docs/cache.md).
+_OF_NO_CONTENT = {"lock", "state", "limits", "limits.new"}
+#: A server that is ending may still have the cache open for a moment.
+_IN_USE_TIMEOUT_S = 2.0
 
 if TYPE_CHECKING:
     from btrfs_ublk.volume.image_seed import FoundImage
@@ -82,7 +96,7 @@ if TYPE_CHECKING:
 
 def up_volume(
     name: str,
-    definition: VolumeDefinition,
+    definition: VolumeDefinition | None = None,
     *,
     base: StrPath | None = None,
     made: Callable[[], object] | None = None,
@@ -90,8 +104,9 @@ def up_volume(
     image: Callable[[], FoundImage] | None = None,
     files: bool = True,
 ) -> KeptVolume:
-    """Mount a volume with all files and trees of its definition; it outlives this
-    process. A volume that is already up gets what is new in the definition.
+    """Mount a volume with all files and trees of its definition (None: of that which
+    find_definition() chooses); it outlives this process. A volume that is already up
+    gets what is new in the definition.
 
     Its data are in a directory in ``base`` (None: what BTRFS_UBLK_VOLUMES_DIR names, or
     /var/lib/btrfs-ublk/volumes), and survive down_volume() and reboots. ``made`` is
@@ -104,11 +119,14 @@ def up_volume(
     CapabilityError, BtrfsUblkError. What was made for this is undone then.
     """
     require(ROOT, BTRFS, LOOP)
+    if definition is None:
+        definition = find_definition(name, base=base).definition
     volumes_directory(base, make=True)
     volume = volume_directory(name, base)
     refuse_removed_directory(volume)
     remove_halves(volume.path.parent)
     _discard_pending(volume)
+    # Others are asked before anything is locked.
     with daemon_starting(), ExitStack() as held, ExitStack() as on_failure:
         if image is None and definition.image and not os.path.lexists(volume.path):
             with deferred():
@@ -124,11 +142,14 @@ def up_volume(
             held.enter_context(lock)
             if is_new:
                 on_failure.push(undoing(lambda: _unmake(volume)))
-        if _check(volume, definition):
+        _refuse_changes(volume, definition)
+        if _is_mounted(volume):
+            _refuse_changes_while_up(volume, definition)
+            _heal(volume)
             _change_read_ahead(volume, definition, on_failure)
         else:
             take_down(volume)  # what a killed command left
-            on_failure.push(undoing(undoing_cache(volume, definition)))
+            on_failure.push(undoing(_undoing_cache(volume, definition)))
             on_failure.push(undoing(lambda: take_down(volume)))
             bring_up(volume, definition, found)
         target = volume.target_of(definition)
@@ -138,13 +159,19 @@ def up_volume(
             remove_half_tree(volume, target)
             remove_half_snapshots(target)
         add_files(volume, target, definition.files, resolved=resolved)
-        _add_trees(volume, target, listed, on_failure)
+        for tree, listing in listed:
+            # Another command may have made it meanwhile.
+            if tree.path not in {one.path for one in volume.made_trees()}:
+                undo = partial(remove_listed, volume, target, tree.path)
+                on_failure.push(undoing(undo))
+                with step(f"make the {len(listing.files)} files of {tree.path}"):
+                    add_listed(volume, target, tree, listing)
         limit_cache(volume, definition)
         # This cannot be undone, so it comes after all else that may fail.
         grow_writable(volume, definition.writable_bytes)
-        made_of = replace(definition, files=as_made(volume, definition.files))
-        if not is_new or made_of != definition:
-            volume.write_definition(made_of)
+        kept = replace(definition, files=as_made(volume, definition.files))
+        if not is_new or kept != definition:
+            volume.write_definition(kept)
         with deferred():
             if made is not None:
                 made()
@@ -164,21 +191,6 @@ def _discard_pending(volume: VolumeDirectory) -> None:
             _unmake(volume)
 
 
-def _add_trees(
-    volume: VolumeDirectory,
-    target: Path,
-    listed: Sequence[tuple[VolumeTree, Listing]],
-    on_failure: ExitStack,
-) -> None:
-    made = {tree.path for tree in volume.made_trees()}
-    for tree, listing in listed:
-        if tree.path in made:  # by another command, meanwhile
-            continue
-        on_failure.push(undoing(partial(remove_listed, volume, target, tree.path)))
-        with step(f"make the {len(listing.files)} files of {tree.path}"):
-            add_listed(volume, target, tree, listing)
-
-
 def _unmake(volume: VolumeDirectory) -> None:
     """Remove a half-made volume. When it cannot be taken down, its directory stays, as
     it is still needed.
@@ -187,10 +199,8 @@ def _unmake(volume: VolumeDirectory) -> None:
     discard(volume)
 
 
-def _check(volume: VolumeDirectory, definition: VolumeDefinition) -> bool:
-    """Whether the volume is up and works. Raises UsageError for a definition that
-    cannot be met, before anything is done.
-    """
+def _refuse_changes(volume: VolumeDirectory, definition: VolumeDefinition) -> None:
+    """Raise UsageError for a definition that cannot be met, before anything is done."""
     made = volume.made()
     refuse_another_image(volume, definition)
     if made.image is None and made.size_bytes != definition.size_bytes:
@@ -202,57 +212,59 @@ def _check(volume: VolumeDirectory, definition: VolumeDefinition) -> bool:
     check_writable(volume, definition.writable_bytes)
     check_files(volume, definition.files)
     refuse_foreign_device(volume)
+
+
+def _is_mounted(volume: VolumeDirectory) -> bool:
+    """Whether it is mounted where the command that brought it up has mounted it."""
     fsid, session = volume.fsid(), volume.session()
     if fsid is None or session is None or not session.is_of_this_boot:
         return False
-    if Path(session.target) not in mount_points(fsid):
-        return False
+    return Path(session.target) in mount_points(fsid)
+
+
+def _refuse_changes_while_up(
+    volume: VolumeDirectory, definition: VolumeDefinition
+) -> None:
+    session = volume.session()
+    assert session is not None
+    hint = f"first: btrfs-ublk volume down {volume.name}"
     try:
         kept = volume.definition(files=False)
     except UsageError as error:
         raise UsageError(
             f"volume {volume.name!r} is up, but its stored definition is invalid: "
             f"{error.message}",
-            hint=f"first: btrfs-ublk volume down {volume.name}",
+            hint=hint,
         ) from error
     targets = {"mount": (session.target, str(volume.target_of(definition)))}
     for key, setting in SETTINGS.items():
         values = (getattr(each, setting.name) for each in (kept, definition))
         if refusal := setting.refusal(*targets.get(key, values)):
-            raise UsageError(
-                f"volume {volume.name!r} {refusal}",
-                hint=f"first: btrfs-ublk volume down {volume.name}",
-            )
-    _heal(volume)
-    _make_writable(Path(session.target))
-    return True
+            raise UsageError(f"volume {volume.name!r} {refusal}", hint=hint)
 
 
 def _heal(volume: VolumeDirectory) -> None:
-    """Recover the device of a mounted volume. Raises LeftoverError when that fails."""
+    """Recover the device of a mounted volume, and undo a remount by hand. Raises
+    LeftoverError when that fails, CommandError where btrfs has made itself read-only
+    after an error."""
     device = find_device(volume)
     if device is not None and device.is_well:
         if wrong := explain_devices(volume, device):
             raise LeftoverError(f"volume {volume.name!r} is up, but {wrong}")
-        return
-    try:
-        if device is not None:
+    else:
+        try:
+            if device is None:
+                raise BtrfsUblkError("its device does not exist any more")
             recover_device(volume.name)
-            return
-        why = "its device does not exist any more"
-    except BtrfsUblkError as error:
-        why = error.message
-    raise LeftoverError(
-        f"volume {volume.name!r} is mounted, but does not work: {why}",
-        hint=f"btrfs-ublk volume down {volume.name}, then up again",
-    )
-
-
-def _make_writable(target: Path) -> None:
-    """Undo a remount by hand. Raises CommandError where btrfs refuses that, as it has
-    made itself read-only after an error."""
-    if is_read_only(target):
-        remount(target, options=["rw"])
+        except BtrfsUblkError as error:
+            raise LeftoverError(
+                f"volume {volume.name!r} is mounted, but does not work: "
+                f"{error.message}",
+                hint=f"btrfs-ublk volume down {volume.name}, then up again",
+            ) from error
+    session = volume.session()
+    if session is not None and is_read_only(Path(session.target)):
+        remount(Path(session.target), options=["rw"])
 
 
 def _change_read_ahead(
@@ -284,7 +296,7 @@ def bring_up(
         )
     )
     _make_target(target, is_given=definition.mount is not None)
-    prepare_cache(volume, definition)
+    _make_cache(volume, definition)
     with step("make its device"):
         device = make_device(volume, definition)
         map_image(volume)
@@ -330,93 +342,128 @@ def _make_target(target: Path, *, is_given: bool) -> None:
         ) from error
 
 
+def _make_cache(volume: VolumeDirectory, definition: VolumeDefinition) -> None:
+    """Make the cache's directory, if missing, with its limit. An existing one, which
+    others may use, gets it only when all else has succeeded. Raises BtrfsUblkError for
+    a directory that is not this user's alone.
+    """
+    path = volume.cache_of(definition)
+    is_new = not path.exists()
+    make_private(path, what="cache", hint="name another directory as cache")
+    if is_new:
+        limit_cache(volume, definition)
+
+
+def _undoing_cache(
+    volume: VolumeDirectory, definition: VolumeDefinition
+) -> Callable[[], None]:
+    """Return a function that removes the directories which _make_cache() will make; it
+    is called once the device is gone. A cache with contents, or in use, stays.
+    """
+    path = volume.cache_of(definition)
+    missing = missing_directories(path)
+
+    def undo() -> None:
+        if not missing or not path.is_dir():
+            return
+        if _OF_NO_CONTENT.issuperset(each.name for each in path.iterdir()):
+            lock = lock_file(path / "state", timeout_s=_IN_USE_TIMEOUT_S)
+            if lock is not None:
+                with lock:
+                    shutil.rmtree(path)
+        for directory in missing[1:]:
+            with suppress(OSError):  # it is not empty
+                directory.rmdir()
+
+    return undo
+
+
+def limit_cache(volume: VolumeDirectory, definition: VolumeDefinition) -> None:
+    """Set the cache's limit; without one, lift only that of the last definition."""
+    path, max_bytes = volume.cache_of(definition), definition.cache_max_bytes
+    if max_bytes is None:
+        try:
+            kept = volume.definition(files=False)
+        except UsageError:
+            return
+        if kept.cache_max_bytes is None or volume.cache_of(kept) != path:
+            return
+    content.Cache(path).limit(max_bytes=max_bytes or 0, reserve_bytes=None)
+
+
 @contextmanager
 def _sprouted(
-    volume: VolumeDirectory, device: Path, target: Path, ledger: KeptLedger
-) -> Iterator[None]:
-    """Make the sprout, once. Its fsid is on record before its user sees it, and is the
-    same each time."""
+    volume: VolumeDirectory, device: Path, target: Path
+) -> Iterator[KeptLedger]:
+    """Make the sprout, once, and mount it. Its fsid is on record before its user sees
+    it, and is the same each time. What a killed command left of one is lost.
+    """
     made = volume.made()
-    prepare_sprout(volume, made.writable_bytes)
+    try:
+        volume.sprout_image.unlink(missing_ok=True)
+        make_writable_file(volume.sprout_image, made.writable_bytes)
+        sync(volume.sprout_image)
+    except OSError as error:
+        raise BtrfsUblkError(
+            f"cannot sprout in {volume.path}: {error.strerror}",
+            hint="is its disk full, or read-only?",
+        ) from error
+
+    def validate(at: Path) -> None:
+        if made.image is not None:
+            check_seed_of_image(volume, at)
+        else:
+            assert_mapping(volume.seed(), at)
 
     def note(at: Path, fsid: UUID) -> None:
         commit_transaction(at)
         sync(volume.sprout_image)
         volume.write_made(replace(made, fsid=str(fsid)))
 
-    with sprout(
-        device,
-        target,
-        writable_file=volume.sprout_image,
-        validate=lambda at: _validate(volume, at),
-        made=note,
-        lifeline=True,
-        read_ahead_bytes=None,
-        ledger=ledger,
+    with (
+        closing(KeptLedger(volume.ledgers)) as ledger,
+        sprout(
+            device,
+            target,
+            writable_file=volume.sprout_image,
+            validate=validate,
+            made=note,
+            lifeline=True,
+            read_ahead_bytes=None,
+            ledger=ledger,
+        ),
     ):
-        yield
-
-
-def _validate(volume: VolumeDirectory, target: Path) -> None:
-    if volume.made().image is not None:
-        check_seed_of_image(volume, target)
-    else:
-        assert_mapping(volume.seed(), target)
-
-
-def _refuse_other_devices(image: Path) -> None:
-    """Raise BtrfsUblkError where btrfs cannot be mounted because of devices that other
-    programs have added or replaced (struct btrfs_super_block)."""
-    with image.open("rb") as file:
-        file.seek(64 * KIB)
-        magic, devices = struct.unpack("<64x8s64xQ", file.read(144))
-    if magic != b"_BHRfS_M":
-        raise BtrfsUblkError(
-            f"{image} holds no btrfs any more: btrfs replace has moved it",
-            hint="replace it back, while the volume's device and that one are mounted",
-        )
-    if devices > 2:
-        raise BtrfsUblkError(
-            f"the btrfs in {image} has {devices} devices, and the volume knows 2",
-            hint="attach the others, mount it by hand, and: btrfs device remove",
-        )
+        yield ledger
 
 
 def _roll_back(volume: VolumeDirectory, device: Path, rollback: Rollback) -> None:
     """Complete a rollback, out of sight of others. An error causes a warning: the
     volume comes up without it."""
-    ledger = KeptLedger(volume.ledgers)
-    try:
-        volume.sprouting.mkdir(mode=0o700, exist_ok=True)
-        with _mounted(volume, device, volume.sprouting, ledger):
-            try:
-                complete_rollback(volume, volume.sprouting, rollback)
-            except (BtrfsUblkError, OSError) as error:
-                log.warning("rollback to %s: %s", rollback.snapshot, error)
-    finally:
-        ledger.close()
+    volume.sprouting.mkdir(mode=0o700, exist_ok=True)
+    with _mounted(volume, device, volume.sprouting):
+        try:
+            complete_rollback(volume, volume.sprouting, rollback)
+        except (BtrfsUblkError, OSError) as error:
+            log.warning("rollback to %s: %s", rollback.snapshot, error)
     volume.sprouting.rmdir()
 
 
 def _mount(
     volume: VolumeDirectory, device: Path, target: Path, definition: VolumeDefinition
 ) -> None:
-    ledger = KeptLedger(volume.ledgers)
     way = _sprouted if volume.fsid() is None else _mounted
-    try:
-        with way(volume, device, target, ledger):
-            apply_read_ahead(target, definition.read_ahead_bytes)
-            with deferred():
-                ledger.leave()
-    finally:
-        ledger.close()
+    with way(volume, device, target) as ledger:
+        apply_read_ahead(target, definition.read_ahead_bytes)
+        with deferred():
+            ledger.leave()
 
 
 @contextmanager
 def _mounted(
-    volume: VolumeDirectory, device: Path, target: Path, ledger: KeptLedger
-) -> Iterator[None]:
+    volume: VolumeDirectory, device: Path, target: Path
+) -> Iterator[KeptLedger]:
     with ExitStack() as stack:
+        ledger = stack.enter_context(closing(KeptLedger(volume.ledgers)))
         # The loop device ends with its mount, even when a mount namespace does.
         loop = stack.enter_context(
             loop_device(volume.sprout_image, lifeline=True, ledger=ledger)
@@ -443,4 +490,46 @@ def _mounted(
         if is_read_only(target):
             # Linux 6.12 mounts a sprout read-only, even with "rw".
             mount.remount(options=["rw"])
-        yield
+        yield ledger
+
+
+def _refuse_other_devices(image: Path) -> None:
+    """Raise BtrfsUblkError where btrfs cannot be mounted because of devices that other
+    programs have added or replaced (struct btrfs_super_block)."""
+    with image.open("rb") as file:
+        file.seek(64 * KIB)
+        magic, devices = struct.unpack("<64x8s64xQ", file.read(144))
+    if magic != b"_BHRfS_M":
+        raise BtrfsUblkError(
+            f"{image} holds no btrfs any more: btrfs replace has moved it",
+            hint="replace it back, while the volume's device and that one are mounted",
+        )
+    if devices > 2:
+        raise BtrfsUblkError(
+            f"the btrfs in {image} has {devices} devices, and the volume knows 2",
+            hint="attach the others, mount it by hand, and: btrfs device remove",
+        )
+
+
+def rollback_volume(name: str, snapshot: str, *, base: StrPath | None = None) -> str:
+    """Have a volume that is up show what a snapshot has, which stays; it goes down for
+    that, and up again. What it had before is kept as another snapshot, whose name this
+    returns.
+
+    Raises LeftoverError while the volume is in use, and names the users, UsageError,
+    BtrfsUblkError. The volume is as it was then. If it cannot come up, or this is
+    killed, that is so, or the next up_volume() completes the rollback.
+    """
+    with snapshots_locked(name, base) as (volume, mount), ExitStack() as on_failure:
+        definition, rollback = volume.definition(), plan_rollback(mount, snapshot)
+        take_down(volume)
+        on_failure.push(undoing(lambda: take_down(volume)))
+        volume.write_rollback(rollback)
+        bring_up(volume, definition)
+        limit_cache(volume, definition)
+        on_failure.pop_all()
+        if subvolume_id(mount) == rollback.before:
+            raise BtrfsUblkError(
+                f"volume {name!r} was not rolled back, and is up as it was"
+            )
+    return rollback.kept

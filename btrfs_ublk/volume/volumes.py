@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 from btrfs_ublk.base.paths import OptionalPath, StrPath
 from btrfs_ublk.base.signals import deferred
@@ -19,67 +20,82 @@ from btrfs_ublk.volume.down import down_volume, remove_volume
 from btrfs_ublk.volume.files import clone_in_volume
 from btrfs_ublk.volume.report import KeptVolume, list_volumes, show_volume
 from btrfs_ublk.volume.resize import resize_volume
-from btrfs_ublk.volume.rollback import (
+from btrfs_ublk.volume.snapshots import (
     remove_snapshot,
-    rollback_volume,
     snapshot_volume,
     snapshots_of_volume,
 )
-from btrfs_ublk.volume.snapshots import VolumeSnapshot
 from btrfs_ublk.volume.store import (
-    FoundDefinition,
     find_definition,
     volume_directories,
     volume_directory,
 )
-from btrfs_ublk.volume.up import up_volume
+from btrfs_ublk.volume.up import rollback_volume, up_volume
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+@contextmanager
+def kept_volume(
+    name: str,
+    definition: VolumeDefinition | None = None,
+    *,
+    base: StrPath | None = None,
+) -> Iterator[KeptVolume]:
+    """Bring a volume up, and take it down at the end of the block; its data stay.
+
+    Without a definition, find_definition() chooses one. NB: unlike volume(), it stays
+    up when this process is killed.
+    """
+    is_up: list[bool] = []
+    try:
+        yield up_volume(name, definition, base=base, made=lambda: is_up.append(True))
+    finally:
+        if is_up:
+            with deferred():
+                down_volume(name, base=base)
+
+
+def _method(
+    function: Callable[Concatenate[str, _P], _R],
+) -> Callable[Concatenate[NamedVolume, _P], _R]:
+    """Make a method of a function that gets the name of a volume, and ``base``."""
+
+    @wraps(function)
+    def method(self: NamedVolume, /, *args: _P.args, **keys: _P.kwargs) -> _R:
+        keys.setdefault("base", self.base)
+        return function(self.name, *args, **keys)
+
+    return method
 
 
 @dataclass(frozen=True)
 class NamedVolume:
     """A kept volume by name, whether it exists or not: ``Volumes().get()``.
 
-    It keeps no state: each method does what the function does that it names.
+    It keeps no state: each method is the function that it is made of.
     """
 
     name: str
     base: OptionalPath = OptionalPath()
 
+    definition = _method(find_definition)
+    up = _method(up_volume)
+    down = _method(down_volume)
+    mounted = _method(kept_volume)
+    status = _method(show_volume)
+    clone = _method(clone_in_volume)
+    resize = _method(resize_volume)
+    snapshot = _method(snapshot_volume)
+    snapshots = _method(snapshots_of_volume)
+    remove_snapshot = _method(remove_snapshot)
+    rollback = _method(rollback_volume)
+    remove = _method(remove_volume)
+
     def exists(self) -> bool:
         """Whether there is such a volume, even a damaged one."""
         return volume_directory(self.name, self.base).is_volume()
-
-    def definition(self) -> FoundDefinition:
-        """Return its definition: see find_definition()."""
-        return find_definition(self.name, base=self.base)
-
-    def up(self, definition: VolumeDefinition | None = None) -> KeptVolume:
-        """Mount it, and make it if there is none: see up_volume(). Without a
-        definition, find_definition() chooses one.
-        """
-        return up_volume(
-            self.name, definition or self.definition().definition, base=self.base
-        )
-
-    def down(self) -> bool:
-        """Unmount it; its data stay. Returns False when down: see down_volume()."""
-        return down_volume(self.name, base=self.base)
-
-    def mounted(
-        self, definition: VolumeDefinition | None = None
-    ) -> AbstractContextManager[KeptVolume]:
-        """Keep it up during ``with volume.mounted() as status:``: see kept_volume()."""
-        return kept_volume(self.name, definition, base=self.base)
-
-    def status(self) -> KeptVolume:
-        """Return its state and its files: see show_volume()."""
-        return show_volume(self.name, base=self.base)
-
-    def clone(self, path: StrPath, *, offset: int, size_bytes: int) -> Path:
-        """Clone a range of its virtual data into a new file: see clone_in_volume()."""
-        return clone_in_volume(
-            self.name, path, offset=offset, size_bytes=size_bytes, base=self.base
-        )
 
     def map(self) -> MapClient:
         """Return the map of its server, while it is up: see device_map(). Raises
@@ -91,32 +107,6 @@ class NamedVolume:
                 hint=f"btrfs-ublk volume up {self.name}",
             )
         return device_map(self.name)
-
-    def resize(self, writable_bytes: int) -> KeptVolume:
-        """Grow its room for written data: see resize_volume()."""
-        return resize_volume(self.name, writable_bytes, base=self.base)
-
-    def snapshot(self, name: str) -> VolumeSnapshot:
-        """Make a snapshot of it, while it is up: see snapshot_volume()."""
-        return snapshot_volume(self.name, name, base=self.base)
-
-    def snapshots(self) -> Sequence[VolumeSnapshot]:
-        """Return its snapshots, while it is up: see snapshots_of_volume()."""
-        return snapshots_of_volume(self.name, base=self.base)
-
-    def remove_snapshot(self, name: str) -> None:
-        """Remove a snapshot of it, while it is up: see remove_snapshot()."""
-        remove_snapshot(self.name, name, base=self.base)
-
-    def rollback(self, name: str) -> str:
-        """Have it show what a snapshot has; return the name of the one that has what
-        was before: see rollback_volume().
-        """
-        return rollback_volume(self.name, name, base=self.base)
-
-    def remove(self) -> None:
-        """Remove it with its data; it must be down: see remove_volume()."""
-        remove_volume(self.name, base=self.base)
 
 
 @dataclass(frozen=True)
@@ -143,26 +133,3 @@ class Volumes:
 
     def __contains__(self, name: object) -> bool:
         return any(name in (volume, volume.name) for volume in self)
-
-
-@contextmanager
-def kept_volume(
-    name: str,
-    definition: VolumeDefinition | None = None,
-    *,
-    base: StrPath | None = None,
-) -> Iterator[KeptVolume]:
-    """Bring a volume up, and take it down at the end of the block; its data stay.
-
-    Without a definition, find_definition() chooses one. NB: unlike volume(), it stays
-    up when this process is killed.
-    """
-    if definition is None:
-        definition = find_definition(name, base=base).definition
-    is_up: list[bool] = []
-    try:
-        yield up_volume(name, definition, base=base, made=lambda: is_up.append(True))
-    finally:
-        if is_up:
-            with deferred():
-                down_volume(name, base=base)

@@ -76,7 +76,7 @@ UNUSED = {
             "btrfs_ublk.volume.down",
             UNUSED
             | {"btrfs_ublk.base.capabilities", "btrfs_ublk.supervision.supervisor"}
-            | {"btrfs_ublk.server.description", "btrfs_ublk.volume.make", "tempfile"},
+            | {"btrfs_ublk.server.description", "tempfile"},
         ),
         (
             "btrfs_ublk.supervision.daemon",

@@ -26,8 +26,7 @@ from btrfs_ublk.image.pull import open_sealed
 from btrfs_ublk.image.store import ImageStore
 from btrfs_ublk.seed import make_seed
 from btrfs_ublk.units import TIB
-from btrfs_ublk.volume.make import remove_halves
-from btrfs_ublk.volume.store import volume_directories
+from btrfs_ublk.volume.store import remove_halves, volume_directories
 
 pytestmark = pytest.mark.data
 

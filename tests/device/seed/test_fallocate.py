@@ -28,8 +28,7 @@ from btrfs_ublk.seed import fallocate as module
 from btrfs_ublk.seed import inspect_seed, make_fallocate_seed, make_seed_by
 from btrfs_ublk.server import PatternSegment
 from btrfs_ublk.units import BLOCK_BYTES, GIB, KIB, MIB, TIB
-from btrfs_ublk.volume.sprout import sprout
-from btrfs_ublk.volume.virtual_file import assert_mapping, virtual_file_of
+from btrfs_ublk.volume.sprout import assert_mapping, sprout, virtual_file_of
 
 pytestmark = pytest.mark.data
 

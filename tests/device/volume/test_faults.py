@@ -31,16 +31,15 @@ from btrfs_ublk.volume import (
     show_volume,
     up_volume,
 )
-from btrfs_ublk.volume.make import remove_halves
-from btrfs_ublk.volume.store import volumes_directory
+from btrfs_ublk.volume.store import remove_halves, volumes_directory
 
 pytestmark = [pytest.mark.data, pytest.mark.usefixtures("in_process")]
 
 #: What is called when so much has been done, in this order: module and function.
 STEPS = [
     ("seed", "make_seed"),
-    ("volume.make", "sync"),
-    ("volume.cache", "make_private"),
+    ("volume.store", "sync"),
+    ("volume.up", "make_private"),
     ("device", "add_device"),
     ("volume.up", "sprout"),
     ("volume.up", "assert_mapping"),

@@ -271,9 +271,9 @@ getattr(volume, function)(name, snapshot, base=base)
 """
 #: Where a rollback is killed, before the N-th call; and if it takes place then.
 _ROLLBACK = (
-    ("rollback.take_down", 1, False),
-    ("rollback.VolumeDirectory.write_rollback", 1, False),
-    ("rollback.bring_up", 1, True),
+    ("up.take_down", 1, False),
+    ("up.VolumeDirectory.write_rollback", 1, False),
+    ("up.bring_up", 1, True),
     ("snapshots.create_deep_snapshot", 1, True),
     ("snapshots.commit_transaction", 1, True),
     ("snapshots.set_default_subvolume", 1, True),
@@ -281,9 +281,9 @@ _ROLLBACK = (
     ("snapshots._place_of", 2, True),
     ("snapshots.set_read_only", 1, True),
     ("snapshots.commit_transaction", 3, True),
-    ("rollback.VolumeDirectory.forget_rollback", 1, True),
+    ("up.VolumeDirectory.forget_rollback", 1, True),
     ("up._mount", 1, True),
-    ("rollback.limit_cache", 1, True),
+    ("up.limit_cache", 1, True),
 )
 
 
@@ -322,11 +322,11 @@ def test_a_killed_rollback(place: Place, steps: tuple[tuple[str, int, bool]]) ->
 
 
 def test_a_killed_snapshot_or_removal(place: Place) -> None:
-    for step in ("rollback.set_read_only", "snapshots.commit_transaction"):
+    for step in ("snapshots.set_read_only", "snapshots.commit_transaction"):
         killed(place, "snapshot_volume", step)
         up(place)
         is_there = step.endswith("commit_transaction")
         assert there_are(place) == ({"one": "first"} if is_there else {}), step
-    killed(place, "remove_snapshot", "rollback.delete_subvolumes")
+    killed(place, "remove_snapshot", "snapshots.delete_subvolumes")
     up(place)
     assert there_are(place) == {}

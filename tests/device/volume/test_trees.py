@@ -222,19 +222,15 @@ where = trees
 *path, last = step.split(".")
 for part in path:
     where = getattr(where, part)
-if step != "progress":
-    setattr(where, last, die)
-trees.add_tree(
-    name, Path(source), "some/where", access=RegistryAccess(), base=base,
-    progress=die if step == "progress" else lambda count: None,
-)
+setattr(where, last, die)
+trees.add_tree(name, Path(source), "some/where", access=RegistryAccess(), base=base)
 """
 STEPS = (
     "VolumeDirectory.write_half_tree",
     "create_subvolume",
     "add_attributes",
     "_map",
-    "progress",
+    "Task.advance",
     "commit_transaction",
     "rename_beneath",
     "VolumeDirectory.forget_half_tree",

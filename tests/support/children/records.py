@@ -24,11 +24,13 @@ from btrfs_ublk.image.store import ImageStore
 from btrfs_ublk.kernel.new_file import write_new
 from btrfs_ublk.units import MIB
 from btrfs_ublk.volume.definition import VolumeDefinition
-from btrfs_ublk.volume.make import discard, open_or_make, remove_halves
 from btrfs_ublk.volume.store import (
     MadeFile,
     Session,
     VolumeDirectory,
+    discard,
+    open_or_make,
+    remove_halves,
     volumes_directory,
 )
 

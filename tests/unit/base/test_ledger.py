@@ -18,7 +18,7 @@ from btrfs_ublk.base import ledger as module
 from btrfs_ublk.base.dead_ledgers import AbandonedLedger, abandoned_ledgers
 from btrfs_ublk.base.ledger import Entry, Ledger, remover, state_directory
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
-from btrfs_ublk.volume.kept_ledger import KeptLedger, collect_kept
+from btrfs_ublk.volume.down import KeptLedger, collect_kept
 
 
 @pytest.fixture

@@ -23,8 +23,12 @@ from btrfs_ublk.volume import (
     remove_volume,
     show_volume,
 )
-from btrfs_ublk.volume.make import remove_halves
-from btrfs_ublk.volume.store import VOLUMES_VARIABLE, Session, VolumeDirectory
+from btrfs_ublk.volume.store import (
+    VOLUMES_VARIABLE,
+    Session,
+    VolumeDirectory,
+    remove_halves,
+)
 
 HALF = ".kept.0123456789abcdef"
 

@@ -13,8 +13,12 @@ from support.web_servers import ScriptedServer, response, scripted_server
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.units import MIB
 from btrfs_ublk.volume import Listing, VolumeTree, listing, read_listing
-from btrfs_ublk.volume.listing_manifest import parse_fetch, parse_metalink
-from btrfs_ublk.volume.listing_web import parse_html, parse_json
+from btrfs_ublk.volume.listing import (
+    parse_fetch,
+    parse_html,
+    parse_json,
+    parse_metalink,
+)
 
 PAGE = "https://h/a%20b/"
 DATE, SECONDS = "Sun, 29 Nov 2026 19:25:00 GMT", 1795980300.0
@@ -117,7 +121,7 @@ def test_json_that_is_no_listing(text: str) -> None:
 def test_names_that_cannot_be(
     monkeypatch: pytest.MonkeyPatch, paths: str, why: str
 ) -> None:
-    monkeypatch.setattr(listing, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(listing, "_MAX_ENTRIES", 3)
     with pytest.raises(BtrfsUblkError, match=f"^s3://b/ lists .*{why}"):
         made = Listing("s3://b/")
         for path in paths.split(" "):
