@@ -14,7 +14,7 @@ from btrfs_ublk.base.entry import PathType, SizeType, json_option
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.text import visible
 from btrfs_ublk.cli.image_options import with_access
-from btrfs_ublk.cli.volume_options import confirm, volume_name, volumes_base
+from btrfs_ublk.cli.volume_options import removing, volume_name, volumes_base
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import format_size
 from btrfs_ublk.volume.texts import fork_text, forks_text
@@ -116,23 +116,14 @@ def forks(name: str, base: Path | None, as_json: bool) -> None:
     click.echo(forks_text(found, as_json=as_json))
 
 
-@click.command()
-@volume_name
-@click.argument("fork")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@volumes_base
-@json_option
-def unfork(name: str, fork: str, yes: bool, base: Path | None, as_json: bool) -> None:
+@removing("fork", "Remove fork {} of {}, with all that was written to it?")
+def unfork(name: str, fork: str, base: Path | None) -> None:
     """Remove a fork of an image.
 
     NAME is a volume that `image up` has mounted. All that was written to FORK is lost.
     Asks before, without --yes.
     """
-    if not yes:
-        confirm(f"Remove fork {fork} of {name}, with all that was written to it?")
     volumes.unfork_image(name, fork, base=base)
-    if as_json:
-        click.echo(json.dumps({"name": name, "fork": fork, "result": "removed"}))
 
 
 @click.command()

@@ -16,9 +16,8 @@ from btrfs_ublk.errors import UsageError
     cls=ModuleGroup,
     package="btrfs_ublk.cli",
     but=(
-        *("main", "map_options", "mirror_options", "volume_options", "volume_trees"),
+        *("main", "map_options", "mirror_options", "volume_options"),
         *("image_forks", "image_options", "image_run"),
-        *("volume_files", "volume_snapshots"),
     ),
     invoke_without_command=True,
     no_args_is_help=True,

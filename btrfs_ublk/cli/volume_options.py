@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
 from btrfs_ublk import volume as volumes
-from btrfs_ublk.base.entry import CountType, PathType, SecondsType, completing
+from btrfs_ublk.base.entry import (
+    CountType,
+    PathType,
+    SecondsType,
+    completing,
+    json_option,
+    stacked,
+)
 from btrfs_ublk.base.private_dirs import VOLUMES_DIRECTORY, VOLUMES_VARIABLE
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
@@ -26,6 +35,76 @@ volume_name = click.argument(
     "name",
     shell_complete=completing(lambda: (x.name for x in volumes.volume_directories())),
 )
+
+
+def on_volume(*parameters: Callable[[Any], Any]) -> Callable[[Any], click.Command]:
+    """Make a command of a volume, whose function gets ``name``, ``base`` and
+    ``as_json``, and what the ``parameters`` add."""
+    return stacked(click.command(), volume_name, *parameters, volumes_base, json_option)
+
+
+def removing(
+    what: str, question: str
+) -> Callable[[Callable[[str, str, Path | None], object]], click.Command]:
+    """Make a command of a function that removes the thing ``what`` of a volume. The
+    ``question`` has places for both."""
+
+    def decorate(remove: Callable[[str, str, Path | None], object]) -> click.Command:
+        @on_volume(
+            click.argument(what),
+            click.option("--yes", is_flag=True, help="Do not ask."),
+        )
+        @wraps(remove)
+        def command(
+            name: str, yes: bool, base: Path | None, as_json: bool, **keys: str
+        ) -> None:
+            (thing,) = keys.values()
+            if not yes:
+                confirm(question.format(thing, name))
+            remove(name, thing, base)
+            if as_json:
+                click.echo(json.dumps({"name": name, **keys, "result": "removed"}))
+
+        return command
+
+    return decorate
+
+
+#: How the servers of sources are asked.
+_source_options = stacked(
+    click.option(
+        "--endpoint",
+        metavar="URL",
+        help="Of the S3 store of these files.  [AWS_ENDPOINT_URL, else Amazon's]",
+    ),
+    click.option(
+        "--credentials-file",
+        type=PathType(),
+        help="For the S3 store, like ~/.aws/credentials; the server reads it.",
+    ),
+    click.option(
+        "--basic-auth-file",
+        type=PathType(),
+        help="For HTTP: user:password in its first line; the server reads it.",
+    ),
+    click.option(
+        "--ca-file",
+        type=PathType(),
+        help="Certificates (PEM) to trust for these files.  [the system's]",
+    ),
+)
+
+
+def with_source_access(function: Function) -> Function:
+    """Add the options that say how sources of files are asked; the command gets them as
+    ``access``."""
+
+    @wraps(function)
+    def command(*args: Any, **keys: Any) -> Any:
+        given = {x.name: keys.pop(x.name) for x in fields(volumes.Access)}
+        return function(*args, access=volumes.Access(**given), **keys)
+
+    return cast(Function, _source_options(command))
 
 
 def setting_option(key: str) -> Callable[[Function], Function]:
