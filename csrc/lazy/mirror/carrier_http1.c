@@ -628,19 +628,13 @@ static void on_timer(struct timer *timer)
 
 static int http1_start(struct carriage *carriage, struct fetcher *fetcher)
 {
-	char text[HTTP1_REQUEST_MAX_BYTES];
 	uint64_t now_ns = clock_now_ns();
 	struct http1_connection *connection;
 	struct http1_target target;
 	struct http1 *http1;
-	size_t bytes;
 	int err;
 
 	if (!http1_request_is_plain(carriage, &target))
-		return CARRIER_NOT_MINE;
-	bytes = http1_request_write(carriage, &target, text);
-	explicit_bzero(text, bytes);
-	if (!bytes)
 		return CARRIER_NOT_MINE;
 	http1 = http1_pool_of(fetcher);
 	carriage->host = http1 ? http1_host_of(http1, &target, now_ns) : NULL;
@@ -661,19 +655,15 @@ static int http1_start(struct carriage *carriage, struct fetcher *fetcher)
 
 bool carrier_http1_can_send(const struct carriage *carriage, const struct fetcher *fetcher)
 {
-	char text[HTTP1_REQUEST_MAX_BYTES];
 	uint64_t now_ns = clock_now_ns();
 	struct http1 *http1 = http1_pool_if_open(fetcher);
 	const struct http1_connection *idle;
 	const struct http1_host *host;
 	struct http1_target target;
-	size_t bytes;
 
 	if (!http1 || !http1_request_is_plain(carriage, &target))
 		return false;
-	bytes = http1_request_write(carriage, &target, text);
-	explicit_bzero(text, bytes);
-	host = bytes ? http1_host_of(http1, &target, now_ns) : NULL;
+	host = http1_host_of(http1, &target, now_ns);
 	if (!host || host->refused_until_ns > now_ns)
 		return false;
 	idle = http1_idle_of(host);

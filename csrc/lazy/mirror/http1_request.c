@@ -7,6 +7,9 @@
 #include <string.h>
 #include <strings.h>
 
+/* What a request has besides its URL and what its carriage names. */
+enum { FIXED_BYTES = 512 };
+
 /* What the environment says, which does not change while a server runs. */
 static bool proxy_in_environment, only_libcurl;
 
@@ -63,21 +66,6 @@ static bool split(const char *url, struct http1_target *target)
 	return true;
 }
 
-bool http1_request_is_plain(const struct carriage *carriage, struct http1_target *target)
-{
-	static pthread_once_t once = PTHREAD_ONCE_INIT;
-	const struct login *login = carriage->login;
-
-	pthread_once(&once, read_environment);
-	if (only_libcurl || !carriage->length || carriage->form || carriage->accept ||
-	    (!carriage->origin && has_proxy(carriage->remote)))
-		return false;
-	if (carriage->home && ((login->certificate.text && !carriage->origin) ||
-			       (login->user && carriage->remote->ops->prepare)))
-		return false;
-	return split(carriage->url, target);
-}
-
 static bool is_text(const char *text)
 {
 	for (; *text; text++) {
@@ -120,6 +108,36 @@ static bool is_additional(const char *header)
 	return true;
 }
 
+/* Whether libcurl would send the same, and there is room for it. */
+static bool is_writable(const struct carriage *carriage)
+{
+	const struct curl_slist *header = carriage->home ? carriage->login->headers : NULL;
+	size_t bytes = FIXED_BYTES + strlen(carriage->url) + strlen(carriage->origin ?: "") +
+		       strlen(carriage->if_range ?: "") + strlen(carriage->referer ?: "");
+
+	for (; header; header = header->next) {
+		if (!is_additional(header->data))
+			return false;
+		bytes += strlen(header->data) + 2;
+	}
+	return bytes < HTTP1_REQUEST_MAX_BYTES && is_text(carriage->if_range ?: "");
+}
+
+bool http1_request_is_plain(const struct carriage *carriage, struct http1_target *target)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	const struct login *login = carriage->login;
+
+	pthread_once(&once, read_environment);
+	if (only_libcurl || !carriage->length || carriage->form || carriage->accept ||
+	    (!carriage->origin && has_proxy(carriage->remote)))
+		return false;
+	if (carriage->home && ((login->certificate.text && !carriage->origin) ||
+			       (login->user && carriage->remote->ops->prepare)))
+		return false;
+	return split(carriage->url, target) && is_writable(carriage);
+}
+
 size_t http1_request_write(const struct carriage *carriage, const struct http1_target *target,
 			   char text[static HTTP1_REQUEST_MAX_BYTES])
 {
@@ -130,8 +148,6 @@ size_t http1_request_write(const struct carriage *carriage, const struct http1_t
 	size_t host_length = carriage->origin ? strlen(carriage->origin) : target->host_length;
 	size_t used;
 
-	if (if_range && !is_text(if_range))
-		return 0;
 	used = (size_t)snprintf(
 		text, room,
 		"GET %s HTTP/1.1\r\nHost: %.*s\r\nRange: bytes=%llu-%llu\r\n"
@@ -143,11 +159,8 @@ size_t http1_request_write(const struct carriage *carriage, const struct http1_t
 	if (carriage->referer && used < room)
 		used += (size_t)snprintf(text + used, room - used, "Referer: %s\r\n",
 					 carriage->referer);
-	for (; header && used < room; header = header->next) {
-		if (!is_additional(header->data))
-			return 0;
+	for (; header && used < room; header = header->next)
 		used += (size_t)snprintf(text + used, room - used, "%s\r\n", header->data);
-	}
 	if (used + 2 >= room)
 		return 0;
 	memcpy(text + used, "\r\n", 2);

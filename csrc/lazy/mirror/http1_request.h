@@ -15,13 +15,11 @@ struct http1_target {
 
 /*
  * Whether carrier_http1 can make a request; stores its target. What libcurl would have to look up
- * or to change (a proxy, a user, a name beyond ASCII) is not for it.
+ * or to change (a proxy, a user, a name beyond ASCII, a header of the login that would replace one of
+ * ours) is not for it, nor what is too long.
  */
 bool http1_request_is_plain(const struct carriage *carriage, struct http1_target *target);
 
-/*
- * Writes the request to `text`, without NUL. Returns its length, or 0 when it is too long, or the
- * login has a header that would replace one of ours.
- */
+/* Writes a plain request to `text`, without NUL. Returns its length, or 0 when it is too long. */
 size_t http1_request_write(const struct carriage *carriage, const struct http1_target *target,
 			   char text[static HTTP1_REQUEST_MAX_BYTES]);
