@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The core of the fetcher: units that are wanted, and what is done to get them. Everything here
- * belongs to the fetcher's thread and needs no lock; exceptions say so. Producers enqueue completions.
- * core_step() takes them, begins runs and frees unused units; nothing else does, so an object that a
- * function holds stays valid. Files call those that come before them below.
+ * belongs to the fetcher's thread, or for a moment to a reader's (fetcher_ops.h); exceptions say so.
+ * Producers enqueue completions. core_step() and core_visit() take them, begin runs and free unused
+ * units; nothing else does, so an object that a function holds stays valid. Files call those that come
+ * before them below.
  */
 #pragma once
 
@@ -22,7 +23,7 @@
 #define FETCHER_NO_DEADLINE UINT64_MAX
 
 enum {
-	UNIT_BUCKETS = 1024, /* a power of two */
+	UNIT_BUCKETS = 4096, /* units of 4 KiB that memory has room for are 6,144 */
 	/* SHA-256 of so much takes no longer than waking a worker and being woken by it. */
 	HASH_AT_ONCE_BYTES = 16 << 10,
 	/* A single unit in flight may be larger: nothing else is to be done meanwhile. */

@@ -18,7 +18,7 @@ static struct link *bucket_of(struct core *core, const struct source *source, ui
 {
 	uint64_t hash = ((uintptr_t)source / sizeof(void *) + number) * 0x9e3779b97f4a7c15ull;
 
-	return &core->buckets[hash >> 54]; /* the upper 10 bits */
+	return &core->buckets[hash >> 52]; /* the upper 12 bits */
 }
 
 bool unit_is_busy(enum unit_state state)
