@@ -6,13 +6,13 @@ import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from btrfs_ublk.base.log import log
 from btrfs_ublk.base.paths import StrPath
-from btrfs_ublk.base.process import spawn
+from btrfs_ublk.base.process import run, spawn
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.btrfs import (
@@ -21,6 +21,7 @@ from btrfs_ublk.kernel.btrfs import (
     delete_subvolumes,
     is_subvolume,
     nested_subvolumes,
+    set_read_only,
     subvolume_uuids,
 )
 from btrfs_ublk.kernel.new_file import new_file
@@ -33,6 +34,7 @@ from btrfs_ublk.kernel.send import (
 from btrfs_ublk.volume.forks import (
     COMMITS_DIRECTORY,
     LAYERS_DIRECTORY,
+    LIGHT,
     OVERLAY,
     OVERLAYS_DIRECTORY,
     UPPER,
@@ -40,6 +42,7 @@ from btrfs_ublk.volume.forks import (
     adopt_fork,
     find_fork,
     find_place,
+    is_light,
     make_directory,
 )
 from btrfs_ublk.volume.image import UpImage, image_access, up_with_image
@@ -127,7 +130,10 @@ def write_delta(
             f"fork {fork!r} has subvolumes of its own, which a delta does not have",
             hint="remove them, or copy them to directories",
         )
-    with _moment(name, found, up.mount, base) as moment:
+    with _moment(name, found, up.mount, base) as moment, ExitStack() as stack:
+        if found.mode == "overlay" and is_light(moment):
+            whole = _with_layer(name, moment, layer, up.mount, base)
+            moment = stack.enter_context(whole)
         try:
             with new_file(path, mode=0o600, synced=True) as file:
                 write_changes(moment, layer, file.fileno())
@@ -297,6 +303,24 @@ def _moment(name: str, fork: Fork, mount: Path, base: StrPath | None) -> Iterato
         return create_snapshot(source, directory, own, read_only=True)
 
     with _temporary(name, mount, base, make) as path:
+        yield path
+
+
+@contextmanager
+def _with_layer(
+    name: str, moment: Path, layer: Path, mount: Path, base: StrPath | None
+) -> Iterator[Path]:
+    """Yield a subvolume that is of a layer, as a delta is of one, and has the overlay
+    of a moment in it: clones of its files."""
+
+    def make(directory: Path, own: str) -> Path:
+        return create_snapshot(layer, directory, own)
+
+    with _temporary(name, mount, base, make) as path:
+        words = ["cp", "--archive", "--reflink=always"]
+        run([*words, moment / OVERLAY, path], timeout_s=_TIMEOUT_S)
+        os.removexattr(path / OVERLAY, LIGHT)
+        set_read_only(path)
         yield path
 
 

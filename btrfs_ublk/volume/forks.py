@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -81,6 +82,9 @@ LAYER = "layer"
 PADDING = ".btrfs-ublk-padding"
 #: A leaf has 16 KiB, and is merged with its neighbour where less than a third is used.
 _PADS, _PAD_BYTES = 4, 7 << 10
+#: When there are so many, a template is made light, which the attribute tells.
+MANY_OVERLAYS = 32
+LIGHT, _LIGHT_DONE = "user.btrfs-ublk.light", b"done"
 _FILLER, _FILLER_BYTES = "user.btrfs-ublk.filler", 6 << 10
 #: Btrfs needs a few tree blocks before anything can be written.
 MIN_QUOTA_BYTES = 1 << 20
@@ -186,7 +190,41 @@ def _template_of(mount: Path, layer: Path) -> Path:
                     f"cannot make {path / OVERLAY}: {error.strerror}"
                 ) from error
             on_failure.pop_all()
+    if (
+        _lightness(path) != _LIGHT_DONE
+        and len(_names(mount / OVERLAYS_DIRECTORY)) >= MANY_OVERLAYS
+    ):
+        _lighten(path)
     return path
+
+
+def _lightness(own: Path) -> bytes | None:
+    try:
+        return os.getxattr(own / OVERLAY, LIGHT)
+    except OSError:
+        return None
+
+
+def is_light(own: Path) -> bool:
+    """Whether what an overlay's subvolume shows besides the overlay is not its layer's
+    tree any more."""
+    return _lightness(own) is not None
+
+
+def _lighten(template: Path) -> None:
+    """Remove the layer's tree from a template, which is never shown. A snapshot adds a
+    reference to each leaf of the tree, and these take longer with each fork. The inode
+    numbers stay taken, as those of the overlay are above them."""
+    os.setxattr(template / OVERLAY, LIGHT, b"")
+    for name in _names(template):
+        path = template / name
+        if path.is_dir() and not path.is_symlink():
+            if name != OVERLAY:
+                shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                path.unlink()
+    os.setxattr(template / OVERLAY, LIGHT, _LIGHT_DONE)
 
 
 @contextmanager

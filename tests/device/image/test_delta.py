@@ -21,7 +21,6 @@ from support.volumes import (
     Place,
     base_tree,
     change,
-    each_mode,
     fork,
     image_place,
 )
@@ -37,11 +36,9 @@ from btrfs_ublk.volume import (
     ForkMode,
     apply_delta,
     down_volume,
-    forks_of_image,
-    unfork_image,
-    up_volume,
-    write_delta,
 )
+from btrfs_ublk.volume import forks as fork_module
+from btrfs_ublk.volume import forks_of_image, unfork_image, up_volume, write_delta
 from btrfs_ublk.volume.device import find_device
 from btrfs_ublk.volume.store import volume_directory
 
@@ -101,10 +98,18 @@ def delta_of(place: Place, mode: ForkMode) -> tuple[Path, Tree]:
 
 
 @pytest.mark.fuse
-@each_mode
-def test_a_delta_makes_an_equal_fork(place: Place, mode: ForkMode) -> None:
+@pytest.mark.parametrize(
+    "mode, many", [("snapshot", 1), ("overlay", 1), ("overlay", 0)]
+)
+def test_a_delta_makes_an_equal_fork(
+    place: Place, mode: ForkMode, many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where there are many, and the fork's subvolume lacks the layer's tree."""
+    monkeypatch.setattr(fork_module, "MANY_OVERLAYS", many)
     delta, expected = delta_of(place, mode)
     assert delta.stat().st_size < 2 * MIB
+    own = place.target / "overlays/one"
+    assert mode == "snapshot" or (own / "big").exists() == bool(many)
     swap(place)
     before = fetched_bytes(place)
     done = place.command("apply", OTHER, delta, "two", noun="image")

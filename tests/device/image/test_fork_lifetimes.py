@@ -12,7 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.volumes import BIG, NAME, Place, each_mode, fetched_bytes, fork, up
+from support.volumes import (
+    BIG,
+    NAME,
+    SMALL_FILES,
+    Place,
+    each_mode,
+    fetched_bytes,
+    fork,
+    up,
+)
 
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, LeftoverError, UsageError
 from btrfs_ublk.kernel.btrfs import commit_transaction, filesystem_uuid
@@ -130,6 +139,30 @@ def test_work_in_a_fork_fetches_what_it_reads(place: Place) -> None:
     assert (two / "big").stat().st_uid == 1000
     assert (two / "big").read_bytes() == BIG
     assert fetched_bytes(place) > before
+
+
+@pytest.mark.parametrize("many", [1, 0])
+def test_new_files_of_an_overlay_have_inode_numbers_of_their_own(
+    place: Place, many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both sides have one device number, so `cp` and `mv` would take two files with
+    the same number for one. Also where there are many, and after they were mounted."""
+    monkeypatch.setattr(fork_module, "MANY_OVERLAYS", many)
+    fork(place, "one", "overlay")
+    down_volume(NAME, base=place.base)
+    up(place)
+    unfork_image(NAME, "one", base=place.base)
+    one = fork(place, "one", "overlay")
+    assert (place.target / "overlays/one/big").exists() == bool(many)
+    old = {path.lstat().st_ino for path in one.rglob("*")}
+    for number in range(3 * SMALL_FILES):
+        (one / f"new-{number}").write_text("new")
+    new = {path.lstat().st_ino for path in one.glob("new-*")}
+    assert len(new) == 3 * SMALL_FILES and not old & new
+    assert len({path.lstat().st_dev for path in one.iterdir() if path.is_file()}) == 1
+    for path in sorted((one / "etc").iterdir()):
+        shutil.copyfile(one / "new-0", path)
+        assert path.read_text() == "new"
 
 
 def test_one_broken_overlay_stops_no_other(place: Place) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -17,7 +16,6 @@ from support.trees import GRANTING_ACL
 from support.volumes import (
     BIG,
     NAME,
-    SMALL_FILES,
     Place,
     each_mode,
     fetched_bytes,
@@ -114,21 +112,6 @@ def test_a_fork_grants_no_more_access_than_the_image(
     for each in (one / "new", one / "new/file", one / "file"):
         assert b"\xe8\x03" in os.getxattr(each, "system.posix_acl_access")
         assert each.stat().st_gid == 4
-
-
-def test_new_files_of_an_overlay_have_inode_numbers_of_their_own(place: Place) -> None:
-    """Both sides have one device number, so `cp` and `mv` would take two files with
-    the same number for one."""
-    one = fork(place, "one", "overlay")
-    old = {path.lstat().st_ino for path in one.rglob("*")}
-    for number in range(3 * SMALL_FILES):
-        (one / f"new-{number}").write_text("new")
-    new = {path.lstat().st_ino for path in one.glob("new-*")}
-    assert len(new) == 3 * SMALL_FILES and not old & new
-    assert len({path.lstat().st_dev for path in one.iterdir() if path.is_file()}) == 1
-    for path in sorted((one / "etc").iterdir()):
-        shutil.copyfile(one / "new-0", path)
-        assert path.read_text() == "new"
 
 
 def test_overlays_share_the_page_cache(place: Place) -> None:
