@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,7 @@ from btrfs_ublk.seed import (
     Seed,
     make_seed_by,
 )
-from btrfs_ublk.seed.check import (
-    ProgsReport,
-    SeedReport,
-    check_seed,
-    check_with_progs,
-)
+from btrfs_ublk.seed.check import ProgsReport, check_seed, check_with_progs
 from btrfs_ublk.seed.inspect import inspect_seed
 from btrfs_ublk.server import LazySegment
 from btrfs_ublk.units import format_size, parse_block_size
@@ -238,25 +234,25 @@ def check(path: Path, no_btrfs_check: bool, as_json: bool) -> int:
             task.say("btrfs check")
             progs = check_with_progs(path)
     if as_json:
-        answer = report.to_dict() | {"btrfs_check": progs.to_dict()}
+        answer = report | {"btrfs_check": asdict(progs)}
         click.echo(json.dumps(answer))
     else:
         _print_report(report, progs)
-    return 0 if report.clean and progs.clean is not False else 1
+    return 0 if report["clean"] and progs.clean is not False else 1
 
 
-def _print_report(report: SeedReport, progs: ProgsReport) -> None:
-    for violation in report.violations:
-        click.echo(violation)
-    if report.violation_count > len(report.violations):
-        click.echo(f"and {report.violation_count - len(report.violations)} more")
-    for note in report.notes:
+def _print_report(report: dict[str, Any], progs: ProgsReport) -> None:
+    for violation in report["violations"]:
+        click.echo("{rule}: {text}".format(**violation))
+    count = report["violation_count"]
+    if count > len(report["violations"]):
+        click.echo(f"and {count - len(report['violations'])} more")
+    for note in report["notes"]:
         click.echo(f"note: {note}")
-    count = report.violation_count
-    result = f"clean, strategy {report.strategy}"
+    result = f"clean, strategy {report['strategy']}"
     if count:
         result = f"{count} violation{'s' * (count > 1)}"
-    click.echo(f"{report.path}: {result}; {report.tree_blocks} tree blocks")
+    click.echo(f"{report['path']}: {result}; {report['tree_blocks']} tree blocks")
     for line in progs.output:
         click.echo(f"  {line}")
     if progs.clean is None:

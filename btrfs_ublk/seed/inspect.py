@@ -28,17 +28,17 @@ def inspect_seed(path: Path) -> dict[str, Any]:
     Raises BtrfsUblkError, which names the structure, when the path is mounted, is not a
     btrfs of one device, or has damaged trees.
     """
-    argv: list[str | Path] = [helper_path(CHECKSEED), "inspect", path]
+    return run_checkseed("inspect", path)
+
+
+def run_checkseed(task: str, path: Path) -> dict[str, Any]:
+    """Return what the helper prints. Raises BtrfsUblkError for its errors."""
+    argv: list[str | Path] = [helper_path(CHECKSEED), task, path]
     done = run(argv, timeout_s=TIMEOUT_S, ok_statuses=(0, 1))
-    if done.returncode:
-        raise helper_error(done.stderr)
-    layout: dict[str, Any] = json.loads(done.stdout)
-    return layout
-
-
-def helper_error(stderr: str) -> BtrfsUblkError:
-    """Convert the helper's message and hint to an error."""
-    message, _, hint = stderr.strip().partition("\n  hint: ")
-    return BtrfsUblkError(
-        message.removeprefix(f"{CHECKSEED}: error: "), hint=hint or None
-    )
+    if not done.stdout:
+        message, _, hint = done.stderr.strip().partition("\n  hint: ")
+        raise BtrfsUblkError(
+            message.removeprefix(f"{CHECKSEED}: error: "), hint=hint or None
+        )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found

@@ -29,8 +29,8 @@ def test_seeds_are_clean(
         *(*options, path),
     )
     report = check_seed(path)
-    assert report.violations == () and report.notes == ()
-    assert report.clean and report.seeding and report.strategy == "mega-extent"
+    assert report["violations"] == [] and report["notes"] == []
+    assert report["clean"] and report["seeding"] and report["strategy"] == "mega-extent"
     assert report.tree_blocks * 16384 == about["metadata_bytes"]
 
 

@@ -181,7 +181,7 @@ def test_a_seed_of_the_first_version(sparse_path: Path, need: Need) -> None:
     """Its virtual file is in the top directory, which new files inherit from."""
     need(BTRFS, LOOP)
     path = unpack_old_seed(sparse_path)
-    assert check_seed(path).clean
+    assert check_seed(path)["clean"]
     layout = inspect_seed(path)
     assert (layout["subvolumes"], layout["default_subvolume"]) == (1, 5)
     file = layout["virtual_data"]
