@@ -81,11 +81,8 @@ def bring_up(
             f"volume {name!r} is defined in {found.file}", hint="write it there"
         )
     definition = replace(found.definition, **changed)
-    with (
-        progress(f"bring image {image} up"),
-        volumes.beginning_image(name, definition, base) as begun,
-    ):
-        return volumes.up_volume(name, definition, base=base, made=made, image=begun)
+    with progress(f"bring image {image} up"):
+        return volumes.up_volume(name, definition, base=base, made=made)
 
 
 @click.command()

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
         forks_of_image,
         unfork_image,
     )
-    from btrfs_ublk.volume.image_seed import beginning_image
     from btrfs_ublk.volume.listing import ListedFile, Listing, read_listing
     from btrfs_ublk.volume.report import (
         KeptFile,

@@ -101,7 +101,6 @@ def up_volume(
     base: StrPath | None = None,
     made: Callable[[], object] | None = None,
     resolved: Resolved | None = None,
-    image: Callable[[], FoundImage] | None = None,
     files: bool = True,
 ) -> KeptVolume:
     """Mount a volume with all files and trees of its definition (None: of that which
@@ -111,9 +110,8 @@ def up_volume(
     Its data are in a directory in ``base`` (None: what BTRFS_UBLK_VOLUMES_DIR names, or
     /var/lib/btrfs-ublk/volumes), and survive down_volume() and reboots. ``made`` is
     called when all is done, with signals deferred; ``resolved`` with each image whose
-    tag was resolved to a digest, which is kept from then on. ``image``: what
-    beginning_image() has yielded, else it is called here. Without ``files``, these are
-    only counted in what is returned.
+    tag was resolved to a digest, which is kept from then on. Without ``files``, these
+    are only counted in what is returned.
 
     Raises UsageError for a definition that does not fit the existing volume,
     CapabilityError, BtrfsUblkError. What was made for this is undone then.
@@ -128,7 +126,8 @@ def up_volume(
     _discard_pending(volume)
     # Others are asked before anything is locked.
     with daemon_starting(), ExitStack() as held, ExitStack() as on_failure:
-        if image is None and definition.image and not os.path.lexists(volume.path):
+        image = None
+        if definition.image and not os.path.lexists(volume.path):
             with deferred():
                 # Most volumes need none of it.
                 from btrfs_ublk.volume.image_seed import beginning_image
