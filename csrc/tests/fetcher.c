@@ -205,7 +205,7 @@ static const struct run_sink sink = {
 
 void fuzz_request_start(struct fuzz_request *request)
 {
-	const struct mirror_ops *ops = request->run.mirror->ops;
+	const struct mirror_ops *kind = request->run.mirror->ops;
 
 	request->active = true;
 	request->run.sink = &sink;
@@ -214,7 +214,7 @@ void fuzz_request_start(struct fuzz_request *request)
 	if (!request->data)
 		abort();
 	/* Some are started as by a reader's thread. */
-	fuzz_fetcher.visited = request->run.length & 1 && ops->ready && ops->ready(&request->run);
-	ops->start(&request->run);
+	fuzz_fetcher.visited = request->run.length & 1 && kind->ready && kind->ready(&request->run);
+	kind->start(&request->run);
 	fuzz_fetcher.visited = false;
 }
