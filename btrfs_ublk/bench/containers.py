@@ -1,0 +1,199 @@
+"""What containerd's calls of snapshots cost with ours, beside its own overlayfs.
+
+``scripts/isolate python -m btrfs_ublk.bench.containers --help``
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, Program
+from btrfs_ublk.base.entry import run_command
+from btrfs_ublk.base.process import Argument
+from btrfs_ublk.base.process import run as run_program
+from btrfs_ublk.base.process import spawn
+from btrfs_ublk.bench.report import Document, Result, Table
+from btrfs_ublk.bench.stats import grouped, quantile
+from btrfs_ublk.bench.study import LOAD, Column, Run, study, table
+from btrfs_ublk.kernel.loop import loop_device
+from btrfs_ublk.kernel.mount import mounted
+from btrfs_ublk.kernel.temporary import tempdir
+from btrfs_ublk.units import GIB
+
+CONTAINERD = Program("containerd", package="containerd")
+OVERLAYFS, OURS = "overlayfs", "btrfs-ublk"
+CALLS = ("Prepare", "Mounts", "Stat", "Commit", "Remove")
+#: Their times together have a goal.
+_TOGETHER = ("Prepare", "Stat", "Commit")
+_NAMESPACE = (("containerd-namespace", "default"),)
+#: containerd collects what nothing else refers to.
+_KEPT = {"containerd.io/gc.root": "now"}
+_LAYERS, _TIMEOUT_S, _POLL_S = 3, 120.0, 0.05
+_DISK_BYTES = 8 * GIB  # of sparse files
+#: ext4 would write its tables while others are measured.
+_DISKS = {"ext4": (["-E", "nodiscard"], ["noinit_itable"]), "btrfs": ([], [])}
+_CONFIGURATION = """
+version = 2
+root = "{work}/ext4/root"
+state = "{work}/state"
+disabled_plugins = ["io.containerd.grpc.v1.cri"]
+[grpc]
+  address = "{work}/containerd.sock"
+"""
+
+
+class _Caller:
+    """Makes the calls of one snapshotter, and notes how long they take."""
+
+    def __init__(self, subject: str, channel: Any) -> None:
+        self._channel, self._subject = channel, subject
+        self._numbers, self.parent = count(), ""
+
+    def round(self, *, keep: bool = False) -> Result:
+        """Make a layer upon ``parent``; with ``keep``, it is the next one's parent.
+        The result has the milliseconds that each call took."""
+        result: Result = {"subject": self._subject}
+        number = next(self._numbers)
+        key, name = f"{self._subject} {number}", f"{self._subject} layer {number}"
+        asked: dict[str, dict[str, Any]] = {
+            "Prepare": {"key": key, "parent": self.parent, "labels": _KEPT},
+            "Mounts": {"key": key},
+            "Stat": {"key": key},
+            "Commit": {"name": name, "key": key, "labels": _KEPT},
+            "Remove": {"key": name},
+        }
+        for call in CALLS[:-1] if keep else CALLS:
+            start_s = time.perf_counter()
+            self.call(call, **asked[call])
+            result[call] = (time.perf_counter() - start_s) * 1e3
+        result["together"] = sum(result[call] for call in _TOGETHER)
+        if keep:
+            self.parent = name
+        return result
+
+    def call(self, name: str, /, **fields: Any) -> None:
+        from btrfs_ublk.containers import messages
+
+        request, response = (messages.CLASSES[x] for x in messages.CALLS[name])
+        method = self._channel.unary_unary(
+            f"/{messages.SERVICE}/{name}",
+            request_serializer=request.SerializeToString,
+            response_deserializer=response.FromString,
+        )
+        asked = request(snapshotter=self._subject, **fields)
+        method(asked, timeout=_TIMEOUT_S, metadata=_NAMESPACE)
+
+
+@contextmanager
+def _bed(parent: Path) -> Iterator[Any]:
+    """Run containerd, whose overlayfs is on an ext4, and our snapshotter on a btrfs,
+    each on a loop device of a file below ``parent``; yields a channel to it."""
+    import grpc
+
+    with tempdir(parent=parent) as work, ExitStack() as stack:
+        for kind, (words, mount_options) in _DISKS.items():
+            image, target = work / f"{kind}.image", work / kind
+            with image.open("wb") as file:
+                file.truncate(_DISK_BYTES)
+            run_program([f"mkfs.{kind}", "-q", *words, image], timeout_s=_TIMEOUT_S)
+            target.mkdir()
+            device = stack.enter_context(loop_device(image))
+            stack.enter_context(
+                mounted(device.path, target, fs_type=kind, options=mount_options)
+            )
+        command: list[Argument] = [sys.executable, "-P", "-m", "btrfs_ublk.cli.main"]
+        command += ["snapshotter"]
+        place: list[Argument] = [
+            "--root",
+            work / "btrfs/root",
+            "--socket",
+            work / "ours.sock",
+        ]
+        said = run_program([*command, "config", *place], timeout_s=_TIMEOUT_S).stdout
+        configuration = work / "config.toml"
+        configuration.write_text(_CONFIGURATION.format(work=work) + said)
+        address = work / "containerd.sock"
+        serve = [*command, "serve", *place, "--containerd", address]
+        stack.enter_context(spawn(serve))
+        _wait_for(work / "ours.sock")
+        stack.enter_context(spawn([CONTAINERD.name, "--config", configuration]))
+        _wait_for(address)
+        channel = stack.enter_context(grpc.insecure_channel(f"unix:{address}"))
+        grpc.channel_ready_future(channel).result(timeout=_TIMEOUT_S)
+        yield channel
+
+
+def _wait_for(path: Path) -> None:
+    """Wait until somebody listens. Raises TimeoutError."""
+    deadline_s = time.monotonic() + _TIMEOUT_S
+    while True:
+        with socket.socket(socket.AF_UNIX) as asking:
+            try:
+                return asking.connect(str(path))
+            except OSError as error:
+                if time.monotonic() > deadline_s:
+                    raise TimeoutError(f"nobody listens at {path}") from error
+        time.sleep(_POLL_S)
+
+
+def tables(document: Document) -> list[Table]:
+    results = [
+        {
+            "subject": each["subject"],
+            "call": call,
+            "ms": each[key],
+            "load": each["load"],
+        }
+        for each in document["results"]
+        for call, key in (*zip(CALLS, CALLS), (" + ".join(_TOGETHER), "together"))
+    ]
+    by = grouped(results, lambda x: (x["subject"], x["call"]))
+
+    def against(mine: Sequence[Result]) -> float:
+        pair = (mine, by[OVERLAYFS, mine[0]["call"]])
+        ours, other = (quantile(sorted(x["ms"] for x in some), 0.5) for some in pair)
+        return ours / other
+
+    def p99(mine: Sequence[Result]) -> float:
+        return quantile(sorted(x["ms"] for x in mine), 0.99)
+
+    calls = list(dict.fromkeys(x["call"] for x in results))
+    results.sort(key=lambda x: (calls.index(x["call"]), x["subject"] == OURS))
+    columns = [
+        Column("calls", len),
+        Column("median", "ms", 2),
+        Column("P99", p99, 2),
+        Column("times that of overlayfs", against, 2),
+        LOAD,
+    ]
+    names = {"": lambda x: str(x["call"]), " ": lambda x: str(x["subject"])}
+    return [table("Calls of the snapshots API, ms", results, names, columns, left=2)]
+
+
+@study("containers", needs=(ROOT, BTRFS, LOOP, CONTAINERD), repeats=200, in_memory=True)
+def command(run: Run) -> None:
+    """Make a layer upon three others, ask for it, commit and remove it."""
+    chances = random.Random(1)
+    said = run_program([CONTAINERD.name, "--version"], timeout_s=_TIMEOUT_S).stdout
+    run.document["parameters"]["containerd"] = said.split()[2]
+    with _bed(run.parent) as channel:
+        callers = [_Caller(subject, channel) for subject in (OVERLAYFS, OURS)]
+        for caller in callers:
+            for _ in range(_LAYERS):
+                caller.round(keep=True)
+        for _ in run.turns():
+            for caller in chances.sample(callers, len(callers)):
+                run.add(caller.round() | {"load": os.getloadavg()[0]})
+
+
+if __name__ == "__main__":
+    run_command(command, name="python -m btrfs_ublk.bench.containers")
