@@ -17,7 +17,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -82,8 +81,9 @@ LAYER = "layer"
 PADDING = ".btrfs-ublk-padding"
 #: A leaf has 16 KiB, and is merged with its neighbour where less than a third is used.
 _PADS, _PAD_BYTES = 4, 7 << 10
-#: When there are so many, a template is made light, which the attribute tells.
-MANY_OVERLAYS = 32
+#: When there are so many, a template is made light, by so much with each overlay. An
+#: attribute tells it.
+MANY_OVERLAYS, _REMOVED_AT_ONCE = 32, 200
 LIGHT, _LIGHT_DONE = "user.btrfs-ublk.light", b"done"
 _FILLER, _FILLER_BYTES = "user.btrfs-ublk.filler", 6 << 10
 #: Btrfs needs a few tree blocks before anything can be written.
@@ -212,19 +212,30 @@ def is_light(own: Path) -> bool:
 
 
 def _lighten(template: Path) -> None:
-    """Remove the layer's tree from a template, which is never shown. A snapshot adds a
-    reference to each leaf of the tree, and these take longer with each fork. The inode
-    numbers stay taken, as those of the overlay are above them."""
+    """Remove a part of the layer's tree from a template, which is never shown. A
+    snapshot adds a reference to each leaf of the tree, and these take longer with each
+    fork. The inode numbers stay taken, as those of the overlay are above them."""
     os.setxattr(template / OVERLAY, LIGHT, b"")
-    for name in _names(template):
-        path = template / name
-        if path.is_dir() and not path.is_symlink():
-            if name != OVERLAY:
-                shutil.rmtree(path, ignore_errors=True)
-        else:
-            with suppress(OSError):
-                path.unlink()
-    os.setxattr(template / OVERLAY, LIGHT, _LIGHT_DONE)
+    left, opened = _REMOVED_AT_ONCE, [(os.fspath(template), os.scandir(template))]
+    while opened and left:
+        directory, entries = opened[-1]
+        entry = next(entries, None)
+        with suppress(OSError):  # it stays
+            if entry is None:
+                opened.pop()
+                if opened:
+                    left -= 1
+                    os.rmdir(directory)
+            elif entry.is_dir(follow_symlinks=False):
+                if entry.name != OVERLAY or len(opened) > 1:
+                    opened.append((entry.path, os.scandir(entry.path)))
+            else:
+                left -= 1
+                os.unlink(entry.path)
+    for _, entries in opened:
+        entries.close()
+    if not opened:
+        os.setxattr(template / OVERLAY, LIGHT, _LIGHT_DONE)
 
 
 @contextmanager
