@@ -22,7 +22,10 @@ from support.volumes import NAME, TIMEOUT_S, Place, image_place
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, Helper
 from btrfs_ublk.base.helpers import MKIMAGE
 from btrfs_ublk.base.private_dirs import VOLUMES_VARIABLE
+from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, build_image
+from btrfs_ublk.image.pull import inspect_image
+from btrfs_ublk.image.reference import parse_name
 from btrfs_ublk.server import FrontEndName
 from btrfs_ublk.volume import (
     down_volume,
@@ -145,6 +148,20 @@ def started(place: Place, image: str, script: str) -> Iterator[subprocess.Popen[
 
 def states(place: Place) -> dict[str, str]:
     return {each.name: each.state for each in list_volumes(base=place.base)}
+
+
+def test_what_a_command_reads_comes_first(place: Place) -> None:
+    image_of(place)
+    words = (f"oci:{place.root}/source", "--output", place.root / "traced")
+    done = place.command("build", *words, "--trace-run", "sh -c 'exit 4'", noun="image")
+    assert done.returncode == 1 and "ends with exit status 4" in done.stderr
+    done = place.command(
+        "build", *words, "--trace-run", "sh -c 'cat /etc/motd'", noun="image"
+    )
+    assert done.returncode == 0, done.stderr
+    found = inspect_image(parse_name(f"oci:{place.root}/traced"), RegistryAccess())
+    assert 0 < found.header.first_bytes <= found.header.data_bytes
+    assert not states(place)
 
 
 def test_the_command_of_the_image(place: Place) -> None:
