@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from fcntl import ioctl
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
 #: BLKFLSBUF of linux/fs.h, which Python lacks.
 _BLKFLSBUF = 0x1261
 DIGESTS = "digests"
+#: What is loaded while the first answers are on their way, as it is needed next.
+_NEXT = (
+    *("btrfs_ublk.server.description", "btrfs_ublk.device.lifecycle"),
+    *("btrfs_ublk.content.maps", "btrfs_ublk.content.digests", "btrfs_ublk.image.pack"),
+)
 
 
 @dataclass(frozen=True)
@@ -276,6 +282,8 @@ def beginning_image(
                 found.append(error)
 
         def wait() -> FoundImage:
+            for module in _NEXT:
+                import_module(module)
             thread.join()
             if isinstance(found[0], BaseException):
                 raise found[0]
