@@ -77,7 +77,7 @@ class Kind:
 
     def show(self, value: Any) -> object:
         """Return the value for messages."""
-        return value
+        return self.write(value)
 
     def check(self, value: Any, noun: str) -> None:
         """Raise UsageError for a value that no volume can have."""
@@ -128,9 +128,6 @@ class Size(Kind):
     def write(self, value: Any) -> str:
         return exact_size(value)
 
-    def show(self, value: Any) -> str:
-        return exact_size(value)
-
 
 class Rate(Kind):
     """Bytes per second, written as 50M/s, or "idle"."""
@@ -151,9 +148,6 @@ class Rate(Kind):
 
     def write(self, value: Any) -> str:
         return value if value == "idle" else f"{exact_size(value)}/s"
-
-    def show(self, value: Any) -> str:
-        return self.write(value)
 
     def check(self, value: Any, noun: str) -> None:
         if value != "idle" and not 0 < value < 2**63:
@@ -723,8 +717,16 @@ def parse_definition(text: str, *, where: str) -> VolumeDefinition:
         keys = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is not valid TOML: {error}") from error
+    given: dict[str, Any] = {}
     try:
-        return _from_keys(keys)
+        for key, value in keys.items():
+            setting = SETTINGS.get(key)
+            if setting is None:
+                raise UsageError(
+                    f"key {key!r} is unknown", hint=f"there are: {', '.join(SETTINGS)}"
+                )
+            given[setting.name] = setting.read(value)
+        return VolumeDefinition(**given)
     except UsageError as error:
         raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
 
@@ -740,15 +742,3 @@ def read_definition(path: StrPath, *, files: bool = True) -> VolumeDefinition:
         with suppress(UsageError):  # this may be within a text of several lines
             return parse_definition(text[: tables + 1], where=str(path))
     return parse_definition(text, where=str(path))
-
-
-def _from_keys(keys: dict[str, Any]) -> VolumeDefinition:
-    given: dict[str, Any] = {}
-    for key, value in keys.items():
-        setting = SETTINGS.get(key)
-        if setting is None:
-            raise UsageError(
-                f"key {key!r} is unknown", hint=f"there are: {', '.join(SETTINGS)}"
-            )
-        given[setting.name] = setting.read(value)
-    return VolumeDefinition(**given)
