@@ -31,7 +31,7 @@ def test_seeds_are_clean(
     report = check_seed(path)
     assert report["violations"] == [] and report["notes"] == []
     assert report["clean"] and report["seeding"] and report["strategy"] == "mega-extent"
-    assert report.tree_blocks * 16384 == about["metadata_bytes"]
+    assert report["tree_blocks"] * 16384 == about["metadata_bytes"]
 
 
 @pytest.mark.parametrize("name", ["no-such-file", "."])
