@@ -493,20 +493,6 @@ def unpack(
     return header, digests
 
 
-def read_digests(path: Path, indexes: Path | None = None) -> tuple[PackHeader, Digests]:
-    """Read the units' digests of a pack, verified against the root. Indexes and
-    selections are written to the directory ``indexes``, if it is named; nothing else
-    is. Raises InvalidPackError, OSError."""
-    with opened_pack(path) as (header, reader):
-        for _, length in header.extents:
-            while length:
-                length -= len(reader.read(min(length, _COPY_BYTES)))
-        digests = _take_digests(header, reader)
-        if indexes is not None:
-            _take_indexes(header, reader, indexes)
-        return header, digests
-
-
 def _take_indexes(header: PackHeader, reader: _Reader, directory: Path) -> None:
     for number, source in enumerate(header.sources):
         for place, length in (

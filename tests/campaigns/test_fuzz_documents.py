@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -42,7 +43,8 @@ def _pack(data: bytes, directory: Path) -> None:
     path.write_bytes(zstandard.compress(pack.MAGIC + data, 1))
     header = pack.read_header(path)
     pack.check_data(header, 4096)
-    pack.read_digests(path)
+    with TemporaryDirectory(dir=directory) as new:
+        pack.unpack(path, Path(new, "seed.img"))
 
 
 def _hosts(data: bytes, directory: Path) -> None:
