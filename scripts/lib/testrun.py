@@ -320,16 +320,20 @@ def put_into_quarantine(flaky: Sequence[str], entries: Sequence[str]) -> None:
 
 
 def keep_durations(outcomes: Sequence[Outcome]) -> None:
-    """Write tests/durations.json: of tests on this kernel, and alike on others."""
-    durations = {
-        test["id"]: test["seconds"]
-        for outcome in outcomes
-        if not outcome.part.kernel and not outcome.part.argv
-        for test in outcome.tests
-        if test["seconds"] >= WORTH_KEEPING_S
-    }
-    text = json.dumps(durations, indent=0, sort_keys=True)
-    DURATIONS.write_text(text + "\n", encoding="utf-8")
+    """Write tests/durations.json, with a line for each file of tests: of tests on this
+    kernel, and alike on others."""
+    files: dict[str, dict[str, float]] = {}
+    for outcome in outcomes:
+        for test in outcome.tests:
+            lasts = test["seconds"] >= WORTH_KEEPING_S
+            if lasts and not outcome.part.kernel and not outcome.part.argv:
+                file, _, name = test["id"].partition("::")
+                files.setdefault(file, {})[name] = test["seconds"]
+    lines = [
+        f"{json.dumps(file)}: {json.dumps(files[file], sort_keys=True)}"
+        for file in sorted(files)
+    ]
+    DURATIONS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def say(text: str) -> None:

@@ -41,7 +41,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    durations: dict[str, float] = json.loads(DURATIONS.read_text())
+    durations: dict[str, float] = {
+        f"{file}::{name}": seconds
+        for file, tests in json.loads(DURATIONS.read_text()).items()
+        for name, seconds in tests.items()
+    }
     at_most = config.getoption("at_most")
     if at_most is not None:
         long = [x for x in items if durations.get(x.nodeid, 0) > at_most]
