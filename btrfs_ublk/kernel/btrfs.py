@@ -31,6 +31,7 @@ _IOC_SUBVOL_CREATE = 0x5000940E
 _IOC_DEFAULT_SUBVOL = 0x40089413
 _IOC_TREE_SEARCH = 0xD0009411
 _IOC_SYNC = 0x9408
+_IOC_START_SYNC = 0x80089418
 _IOC_INO_LOOKUP = 0xD0009412
 _IOC_QUOTA_CTL = 0xC0109428
 _IOC_SNAP_CREATE = 0x50009417
@@ -436,6 +437,14 @@ def commit_transaction(target: Path) -> None:
     """Wait until all that was done to a file system lies on its disk. Raises
     BtrfsUblkError."""
     _ioctl(target, _IOC_SYNC, b"", what=f"cannot sync the btrfs at {target}")
+
+
+def check_transactions(target: Path) -> None:
+    """Raise BtrfsUblkError if a file system takes no changes any more, after an error
+    or FS_IOC_SHUTDOWN (Linux 7.x), which leaves it "rw" in all lists. One that nothing
+    was written to stays as it is."""
+    what = f"the btrfs at {target} takes no changes any more"
+    _ioctl(target, _IOC_START_SYNC, bytes(8), what=what)
 
 
 def enable_simple_quota(target: Path) -> None:

@@ -29,7 +29,12 @@ from btrfs_ublk.content.oci import Resolved
 from btrfs_ublk.device import recover_device
 from btrfs_ublk.device.locks import lock_file
 from btrfs_ublk.errors import BtrfsUblkError, CommandError, LeftoverError, UsageError
-from btrfs_ublk.kernel.btrfs import commit_transaction, filesystem_uuid, subvolume_id
+from btrfs_ublk.kernel.btrfs import (
+    check_transactions,
+    commit_transaction,
+    filesystem_uuid,
+    subvolume_id,
+)
 from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.kernel.mount import mounted, remount
 from btrfs_ublk.kernel.read_ahead import get_read_ahead, set_read_ahead
@@ -262,8 +267,17 @@ def _heal(volume: VolumeDirectory) -> None:
                 hint=f"btrfs-ublk volume down {volume.name}, then up again",
             ) from error
     session = volume.session()
-    if session is not None and is_read_only(Path(session.target)):
-        remount(Path(session.target), options=["rw"])
+    assert session is not None
+    target = Path(session.target)
+    if is_read_only(target):
+        remount(target, options=["rw"])
+    try:
+        check_transactions(target)
+    except BtrfsUblkError as error:
+        raise LeftoverError(
+            f"volume {volume.name!r} is mounted, but {error.message}",
+            hint=f"btrfs-ublk volume down {volume.name}, then up again",
+        ) from error
 
 
 def _change_read_ahead(

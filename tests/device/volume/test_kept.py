@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sqlite3
+import struct
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from uuid import UUID
 
 import pytest
 from support.disks import MAKE, mounted_disk
-from support.needs import Need
+from support.needs import Need, inapplicable
 from support.paths import TESTS
 from support.shells import pattern
 from support.volumes import CONTENT_BYTES, NAME, Place
@@ -46,6 +48,9 @@ from btrfs_ublk.volume.files import opened_top, opened_virtual_data
 from btrfs_ublk.volume.store import volume_directory
 
 pytestmark = pytest.mark.usefixtures("in_process")
+
+#: linux/fs.h; XFS and ext4 had it first.
+_FS_IOC_SHUTDOWN, _NO_LOG_FLUSH = 0x8004587D, 2
 
 #: For what has nothing to do with the front end: the VM is slow.
 fuse_only = pytest.mark.parametrize(
@@ -272,6 +277,25 @@ def test_one_that_its_user_made_read_only(place: Place) -> None:
         os.close(used)
         mounts = [x for x in read_mountinfo() if x.target == place.target]
         assert [x.fs_read_only for x in mounts] == [True]
+
+
+def test_one_that_was_shut_down(place: Place) -> None:
+    """`up` says so, and what was synced is there after `down` and `up`."""
+    with kept_volume(NAME, place.definition(), base=place.base):
+        with (place.target / "mine").open("w") as file:
+            file.write("written")
+            file.flush()
+            os.fsync(file.fileno())
+            try:
+                fcntl.ioctl(file, _FS_IOC_SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
+            except OSError:
+                inapplicable("this kernel cannot shut a btrfs down")
+        with pytest.raises(LeftoverError, match="takes no changes") as refused:
+            up_volume(NAME, place.definition(), base=place.base)
+        assert f"volume down {NAME}" in str(refused.value.hint)
+        down_volume(NAME, base=place.base)
+        up_volume(NAME, place.definition(), base=place.base)
+        assert (place.target / "mine").read_text() == "written"
 
 
 @fuse_only
