@@ -6,7 +6,6 @@ btrfs_ublk import kept_volume``.
 
 import signal
 import sys
-from typing import TYPE_CHECKING
 
 # NB: before all other imports, which take a while. If this process runs one of our
 # commands (argv has its name, or "-m" while Python looks for the module), Ctrl-C kills
@@ -15,6 +14,8 @@ from typing import TYPE_CHECKING
 if sys.argv[:1] == ["-m"] or sys.argv and sys.argv[0].endswith("/btrfs-ublk"):
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+TYPE_CHECKING = False  # That of typing, which takes long to import.
 
 __version__ = "0.2.0"
 

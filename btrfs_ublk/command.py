@@ -3,11 +3,12 @@ without the rest of the command line (cli/main.py), whose imports take longer.""
 
 from __future__ import annotations
 
-import json
 import os
-import socket
 import sys
-from typing import Any
+
+TYPE_CHECKING = False  # The module that has it takes long to import.
+if TYPE_CHECKING:
+    from typing import Any
 
 #: By noun and verb: a request, and the keys of its arguments (docs/design/protocol.md)
 _FORMS: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = {
@@ -53,6 +54,9 @@ def request_of(words: list[str]) -> dict[str, Any] | None:
 def _ask(request: dict[str, Any]) -> dict[str, Any] | None:
     """Return the daemon's reply; None when there is none, or it is not ready, or does
     not know the request."""
+    import json
+    import socket
+
     run = os.environ.get("BTRFS_UBLK_RUN_DIR") or "/run/btrfs-ublk"
     base = os.environ.get("BTRFS_UBLK_VOLUMES_DIR") or "/var/lib/btrfs-ublk/volumes"
     request["base"] = os.path.abspath(base)
