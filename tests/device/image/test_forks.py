@@ -28,7 +28,7 @@ from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
 from btrfs_ublk.kernel.btrfs import commit_transaction, create_snapshot, filesystem_uuid
 from btrfs_ublk.kernel.mount import mount_now, unmount_now
 from btrfs_ublk.units import KIB, MIB
-from btrfs_ublk.volume import ForkMode, apply_delta
+from btrfs_ublk.volume import ForkMode, apply_delta, fork_image
 from btrfs_ublk.volume import forks as fork_module
 from btrfs_ublk.volume import forks_of_image, unfork_image, write_delta
 from btrfs_ublk.volume.device import find_device
@@ -112,6 +112,26 @@ def test_a_fork_grants_no_more_access_than_the_image(
     for each in (one / "new", one / "new/file", one / "file"):
         assert b"\xe8\x03" in os.getxattr(each, "system.posix_acl_access")
         assert each.stat().st_gid == 4
+
+
+@each_mode
+def test_no_fork_looks_at_all_others(
+    place: Place, mode: ForkMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the thousandth would take longer than the first."""
+
+    def refuse(*_: object, **__: object) -> list[Any]:
+        raise AssertionError("all of them are looked at")
+
+    fork(place, "one", mode)
+    with monkeypatch.context() as patch:
+        patch.setattr("btrfs_ublk.kernel.mountinfo.parse_mountinfo", refuse)
+        patch.setattr(fork_module, "list_forks", refuse)
+        fork(place, "two", mode)
+        fork_image(NAME, "three", source="two", base=place.base)
+        fork_module.find_fork(place.target, "three")
+    names = [each.name for each in forks_of_image(NAME, base=place.base)]
+    assert names == ["one", "three", "two"]
 
 
 def test_overlays_share_the_page_cache(place: Place) -> None:
