@@ -13,7 +13,7 @@ from support.needs import Need
 from support.paths import PROJECT
 from support.waiting import wait_until
 
-from btrfs_ublk.base.capabilities import MOUNT, ROOT
+from btrfs_ublk.base.capabilities import ROOT
 from btrfs_ublk.kernel.mount import mounted
 
 VM = PROJECT / "scripts/vm"
@@ -88,7 +88,7 @@ def test_a_guest_holds_no_mount_of_tests(need: Need, sparse_path: Path) -> None:
     """Else nobody could unmount it for good, or detach its device, until the guest's
     end; sparse_path is in a directory as tests have it.
     """
-    need(ROOT, MOUNT)
+    need(ROOT)
     target = sparse_path / "mnt"
     target.mkdir()
     with (
