@@ -7,8 +7,13 @@
 #include <string.h>
 #include <strings.h>
 
-/* What a request has besides its URL and what its carriage names. */
-enum { FIXED_BYTES = 512 };
+#include "lazy/identity.h"
+
+/*
+ * What a request has besides what its carriage names. NB: whether it can be written does not depend on
+ * its condition, which exchange_can_send() does not know.
+ */
+enum { FIXED_BYTES = 512 + IDENTITY_BYTES };
 
 /* What the environment says, which does not change while a server runs. */
 static bool proxy_in_environment, only_libcurl;
@@ -113,7 +118,7 @@ static bool is_writable(const struct carriage *carriage)
 {
 	const struct curl_slist *header = carriage->home ? carriage->login->headers : NULL;
 	size_t bytes = FIXED_BYTES + strlen(carriage->url) + strlen(carriage->origin ?: "") +
-		       strlen(carriage->if_range ?: "") + strlen(carriage->referer ?: "");
+		       strlen(carriage->referer ?: "");
 
 	for (; header; header = header->next) {
 		if (!is_additional(header->data))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from support.shells import MirrorShell
+from support.shells import FetchShell, MirrorShell
 
 pytestmark = pytest.mark.usefixtures("carrier")
 
@@ -20,6 +20,8 @@ SIZE = 1 << 20
 DATA = random.Random(6).randbytes(SIZE)
 #: As in csrc/lazy/transfer.h.
 HOST_CONNECTIONS = 64
+#: Of a URL, in a request that is not for libcurl (http1_request.c).
+HTTP1_ROOM = (8 << 10) - 512
 
 #: Gets a connection, its number from 0 on, and what it is about; returns to close it.
 Serve = Callable[["Client"], None]
@@ -253,3 +255,19 @@ def test_a_silent_server_is_given_up_at_the_deadline(shell: Shell) -> None:
         answers = mirror.fetch_many(0, 100, HOST_CONNECTIONS + 10, timeout_ms=2000)
         origin.end.set()
     assert {(x.failure, x.result) for x in answers} == {("transient", -110)}
+
+
+def test_requests_that_are_too_long_fail_nothing(
+    sanitized_build: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the identity is known, it makes the request longer than ours may be. A
+    reader's thread begins the second read, as a connection is kept."""
+    monkeypatch.setenv("BTRFS_UBLK_FETCH", "in-process")
+    with server(Client.serve) as origin, FetchShell(sanitized_build) as shell:
+        url = f"{origin.url()}/{'x' * (HTTP1_ROOM - len(origin.url()) - 2)}"
+        mirror = {"kind": "http", "url": url}
+        source = shell.add({"size": SIZE, "unit": 4096, "mirrors": [mirror]})
+        for unit in range(6):
+            answer = shell.read(source, unit * 4096, 4096)
+            assert answer.data == DATA[unit * 4096 :][:4096]
+        assert shell.stats()["failures"]["transient"] == 0
