@@ -181,6 +181,7 @@ static void *fetcher_main(void *argument)
 	struct server_fetcher *fetcher = argument;
 
 	lazy_thread_init("fetcher", CONFINE_FETCH);
+	enter(&fetcher->fetcher); /* for what comes before the first wait */
 	uv_run(&fetcher->loop, UV_RUN_DEFAULT);
 	if (fetcher->inside)
 		leave(fetcher);
