@@ -27,7 +27,7 @@ enum {
 	 * Stacks of libcurl's resolver threads, which wait in getaddrinfo(3). The default of 8 MiB
 	 * would be locked for each.
 	 */
-	RESOLVER_STACK_BYTES = 256 << 10,
+	RESOLVER_STACK_BYTES = LAZY_STACK_BYTES,
 };
 
 /* Each fetcher has one. */
