@@ -140,24 +140,38 @@ def _detached(
 ) -> Iterator[int]:
     """Mount nowhere. Yields a descriptor of the mount, which ends with the block unless
     it was moved to a directory. Raises CommandError."""
-    attributes = 0
-    for word in options:
-        attributes |= _ATTRIBUTES.get(word, 0)
-    own = [x for x in options if x == "ro" or x not in _ATTRIBUTES]
     fd = -1
     try:
         with deferred(), _explained(f"cannot mount {source} as {fs_type}"):
-            context = _call(_FSOPEN, fs_type.encode(), _CLOEXEC)
             try:
-                words = [f"source={source}", *own]
-                _configure(context, words, _CREATE, timeout_s=timeout_s)
-                fd = _call(_FSMOUNT, context, _CLOEXEC, attributes)
-            finally:
-                os.close(context)
+                fd = _made(source, fs_type, options, timeout_s=timeout_s)
+            except OSError as error:
+                # As mount(8) does: until Linux 6.12, a seed's device, which cannot be
+                # written to, refuses its sprout for writing at first.
+                if error.errno not in (errno.EACCES, errno.EROFS) or "ro" in options:
+                    raise
+                only_read = [*options, "ro"]
+                fd = _made(source, fs_type, only_read, timeout_s=timeout_s)
         yield fd
     finally:
         if fd >= 0:
             os.close(fd)
+
+
+def _made(
+    source: str, fs_type: str, options: Sequence[str], *, timeout_s: float
+) -> int:
+    """Return a descriptor of a new mount. Raises OSError."""
+    attributes = 0
+    for word in options:
+        attributes |= _ATTRIBUTES.get(word, 0)
+    own = [x for x in options if x == "ro" or x not in _ATTRIBUTES]
+    context = _call(_FSOPEN, fs_type.encode(), _CLOEXEC)
+    try:
+        _configure(context, [f"source={source}", *own], _CREATE, timeout_s=timeout_s)
+        return _call(_FSMOUNT, context, _CLOEXEC, attributes)
+    finally:
+        os.close(context)
 
 
 def _configure(
