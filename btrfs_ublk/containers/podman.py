@@ -37,8 +37,9 @@ from btrfs_ublk.image.commit import BaseImage, find_base
 from btrfs_ublk.image.documents import digest_of
 from btrfs_ublk.image.reference import Reference, parse_name, parse_reference
 from btrfs_ublk.kernel.new_file import write_new
+from btrfs_ublk.volume.definition import image_access
 from btrfs_ublk.volume.forks import LAYERS_DIRECTORY
-from btrfs_ublk.volume.image import image_access, up_with_image
+from btrfs_ublk.volume.image import up_with_image
 
 DEFAULT_STORE = Path("/var/lib/btrfs-ublk/podman")
 _LOCK_TIMEOUT_S = 10.0

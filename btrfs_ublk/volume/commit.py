@@ -31,6 +31,7 @@ from btrfs_ublk.kernel.send import (
     read_head,
     write_changes,
 )
+from btrfs_ublk.volume.definition import image_access
 from btrfs_ublk.volume.forks import (
     COMMITS_DIRECTORY,
     LAYERS_DIRECTORY,
@@ -45,7 +46,7 @@ from btrfs_ublk.volume.forks import (
     is_light,
     make_directory,
 )
-from btrfs_ublk.volume.image import UpImage, image_access, up_with_image
+from btrfs_ublk.volume.image import UpImage, up_with_image
 
 if TYPE_CHECKING:
     from btrfs_ublk.image.access import RegistryAccess

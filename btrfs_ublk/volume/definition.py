@@ -630,18 +630,6 @@ class VolumeDefinition:
         """Do the same with trees."""
         return replace(self, trees=(*self.trees, *more)) if more else self
 
-    def image_access(self) -> RegistryAccess:
-        """Return how the registry of the volume's image is asked."""
-        with deferred():
-            from btrfs_ublk.image.access import RegistryAccess
-        return RegistryAccess(
-            docker_config=self.image_docker_config,
-            ca_file=self.image_ca_file,
-            insecure=self.image_insecure,
-            via=self.via,
-            via_plain=self.via_plain,
-        )
-
     def to_toml(self) -> str:
         """Return the text that parse_definition() reads."""
         settings, tables = [], []
@@ -652,6 +640,19 @@ class VolumeDefinition:
             elif value is not None:
                 settings.append(f"{key} = {_toml(value)}\n")
         return "".join((*settings, *tables))
+
+
+def image_access(definition: VolumeDefinition) -> RegistryAccess:
+    """Return how the registry of a volume's image is asked."""
+    with deferred():
+        from btrfs_ublk.image.access import RegistryAccess
+    return RegistryAccess(
+        docker_config=definition.image_docker_config,
+        ca_file=definition.image_ca_file,
+        insecure=definition.image_insecure,
+        via=definition.via,
+        via_plain=definition.via_plain,
+    )
 
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")

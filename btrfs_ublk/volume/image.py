@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from btrfs_ublk import content
 from btrfs_ublk import device as devices
@@ -21,7 +21,12 @@ from btrfs_ublk.content import SourceKeys
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.btrfs import filesystem_uuid
 from btrfs_ublk.units import BLOCK_BYTES
-from btrfs_ublk.volume.definition import DEFAULT_FORK_MODE, ForkMode, VolumeDefinition
+from btrfs_ublk.volume.definition import (
+    DEFAULT_FORK_MODE,
+    ForkMode,
+    VolumeDefinition,
+    image_access,
+)
 from btrfs_ublk.volume.forks import (
     LAYERS_DIRECTORY,
     OUR_DIRECTORIES,
@@ -35,9 +40,6 @@ from btrfs_ublk.volume.forks import (
 from btrfs_ublk.volume.report import look_at_volume
 from btrfs_ublk.volume.store import LOCK_TIMEOUT_S, VolumeDirectory, volume_directory
 
-if TYPE_CHECKING:
-    from btrfs_ublk.image.access import RegistryAccess
-
 #: Keys of a mirror that say how its registry is asked; a definition's begin "image_".
 _ACCESS_KEYS = ("docker_config", "ca_file", "insecure")
 #: Keys of a source of an image that are not those of its mirror.
@@ -45,11 +47,6 @@ _SOURCE_KEYS = ("size", "unit", "root", "codec", "digests", "index", "selection"
 #: Units of what comes first that are asked for at once: in order, in two requests.
 _FIRST_AT_ONCE = 8
 _STAYS_HINT = "that stays: leave it so, or make another volume"
-
-
-def image_access(definition: VolumeDefinition) -> RegistryAccess:
-    """Return how the registry of a volume's image is asked."""
-    return definition.image_access()
 
 
 def refuse_another_image(volume: VolumeDirectory, definition: VolumeDefinition) -> None:
@@ -86,7 +83,7 @@ def refuse_other_access(
     how its registry is asked was kept with it. None: it fits."""
     if source is None or source["kind"] != "oci":
         return None
-    given = definition.image_access().keys()
+    given = image_access(definition).keys()
     for key in _ACCESS_KEYS:
         before, now = source.get(key), given.get(key)
         if before != now:

@@ -26,7 +26,7 @@ from btrfs_ublk.image.pull import Pull, open_sealed, pulling
 from btrfs_ublk.image.reference import LayoutName, Name, Reference, parse_name
 from btrfs_ublk.image.store import ImageStore
 from btrfs_ublk.units import BLOCK_BYTES
-from btrfs_ublk.volume.definition import VolumeDefinition
+from btrfs_ublk.volume.definition import VolumeDefinition, image_access
 from btrfs_ublk.volume.store import VolumeDirectory, volume_directory
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def beginning_image(
     if definition.image is None or os.path.lexists(volume.path):
         yield None
         return
-    image, access = parse_name(definition.image), definition.image_access()
+    image, access = parse_name(definition.image), image_access(definition)
     if isinstance(image, Reference) and image.is_in_registry:
         # NB: what is loaded by two threads at once takes as long as both.
         import btrfs_ublk.image.registry  # noqa: F401

@@ -48,6 +48,7 @@ from btrfs_ublk.volume import (
     show_volume,
     up_volume,
 )
+from btrfs_ublk.volume.definition import image_access
 from btrfs_ublk.volume.image_seed import find_named_image
 from btrfs_ublk.volume.store import volume_directory
 
@@ -238,7 +239,7 @@ def test_from_a_bucket(
             f'[[allow]]\nfrom = "{target.place}"\n'
         )
         definition = place.definition(image=str(target))
-        find_named_image(target, definition.image_access())
+        find_named_image(target, image_access(definition))
         right = keys.read_text()
         keys.write_text(right.replace(SECRET_KEY, "another"))
         with pytest.raises(BtrfsUblkError, match="403, SignatureDoesNotMatch: "):
