@@ -356,7 +356,8 @@ static CURLcode take_outcome(struct carriage *carriage, CURLcode code)
 	curl_easy_getinfo(easy, CURLINFO_REDIRECT_URL, &to);
 	if (!to)
 		return CURLE_OK;
-	carriage->redirect = strdup(to);
+	/* A fragment is not for servers (RFC 9110, 10.2.2). */
+	carriage->redirect = strndup(to, strcspn(to, "#"));
 	return carriage->redirect ? CURLE_OK : CURLE_OUT_OF_MEMORY;
 }
 
