@@ -87,10 +87,7 @@ class WrongDataError(BtrfsUblkError):
 
 
 def check(
-    path: Path,
-    content: Content,
-    ranges: Iterable[tuple[int, int]],
-    read: Reader,
+    path: Path, content: Content, ranges: Iterable[tuple[int, int]], read: Reader
 ) -> int:
     """Read ranges, offset and length, and compare them with the content; returns their
     number. Raises WrongDataError for the first wrong byte, OSError for what cannot be

@@ -254,10 +254,7 @@ def tables(document: Document) -> list[Table]:
     }
     rate = f", {given['mbit']} Mbit/s" if given["mbit"] else ""
     distance = f"{given['round_trip_ms']} ms of round trip{rate}."
-    names = {
-        "": lambda x: str(x["subject"]),
-        "unit": lambda x: format_size(x["unit"]),
-    }
+    names = {"": lambda x: str(x["subject"]), "unit": lambda x: format_size(x["unit"])}
     found = []
     for name, results in grouped(document["results"], lambda x: x["what"]).items():
         kind = KINDS[name]
@@ -321,10 +318,7 @@ def _can_run(case: Case) -> bool:
         "its own (unshare --net; ip link set lo up).",
     ),
     click.option(
-        "--mbit",
-        type=CountType(0),
-        default=0,
-        help="The rate then; 0: not limited.",
+        "--mbit", type=CountType(0), default=0, help="The rate then; 0: not limited."
     ),
     click.option(
         "--disk",

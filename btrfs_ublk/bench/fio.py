@@ -80,12 +80,7 @@ class Workload:
 
 _PATTERNS = {"randread": "randread", "seqread": "read"}
 _BLOCKS = {"4k": 4 * KIB, "1m": MIB}
-_ENGINES = {
-    "psync": "psync",
-    "uring": "io_uring",
-    "libaio": "libaio",
-    "mmap": "mmap",
-}
+_ENGINES = {"psync": "psync", "uring": "io_uring", "libaio": "libaio", "mmap": "mmap"}
 #: Engines with several requests in flight, and their default depths.
 _DEPTHS = {"uring": 16, "libaio": 16}
 _NAME = re.compile(

@@ -121,10 +121,7 @@ class Peer:
 
 
 def peer(
-    name: str,
-    layer: str,
-    description: str,
-    needs: Sequence[Capability] = (),
+    name: str, layer: str, description: str, needs: Sequence[Capability] = ()
 ) -> Callable[[Callable[[Setting], Iterator[Subject]]], Peer]:
     """Make a peer from a function that yields a Subject."""
 

@@ -50,10 +50,7 @@ class VoidError(BtrfsUblkError):
 
 
 def run_configuration(
-    configuration: Configuration,
-    *,
-    parent: Path,
-    environment: Mapping[str, Any],
+    configuration: Configuration, *, parent: Path, environment: Mapping[str, Any]
 ) -> Row:
     """Measure. Always returns a row, whose "status" and "reason" say what happened.
 

@@ -26,11 +26,7 @@ from btrfs_ublk.bench import options
 from btrfs_ublk.bench.report import Document, Result, Table
 from btrfs_ublk.bench.study import LOAD, TURNS, Column, Run, study, table
 from btrfs_ublk.image.build import BuildOptions, build_image
-from btrfs_ublk.kernel.btrfs import (
-    create_snapshot,
-    create_subvolume,
-    delete_subvolume,
-)
+from btrfs_ublk.kernel.btrfs import create_snapshot, create_subvolume, delete_subvolume
 from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.kernel.mount import mount_now, mounted, unmount_now
 from btrfs_ublk.kernel.temporary import tempdir

@@ -219,11 +219,7 @@ class TestResults:
                 1,
                 "its fio.runtime is 2, not 9",
             ),
-            (
-                Matrix("small", QUICK.configurations[:3], 2, 6),
-                1,
-                "its fingerprint is",
-            ),
+            (Matrix("small", QUICK.configurations[:3], 2, 6), 1, "its fingerprint is"),
         ],
     )
     def test_another_matrix_is_refused(

@@ -76,10 +76,7 @@ class TestInputs:
         ],
     )
     def test_bad_lines_are_named(
-        self,
-        tmp_path: Path,
-        change: Callable[[list[str]], list[str]],
-        message: str,
+        self, tmp_path: Path, change: Callable[[list[str]], list[str]], message: str
     ) -> None:
         lines = [json.dumps(line) for line in matrix_lines(blocks=1)]
         path = tmp_path / "x.jsonl"

@@ -16,14 +16,7 @@ from support.needs import Need
 
 from btrfs_ublk.base.capabilities import Fio
 from btrfs_ublk.base.process import spawn
-from btrfs_ublk.bench.compare import (
-    FASTER,
-    SAME,
-    SLOWER,
-    UNKNOWN,
-    tables,
-    verdicts,
-)
+from btrfs_ublk.bench.compare import FASTER, SAME, SLOWER, UNKNOWN, tables, verdicts
 from btrfs_ublk.bench.report import OK
 from btrfs_ublk.bench.stats import holm, sign_flip_probability
 

@@ -56,10 +56,7 @@ def tracepoints(names: Iterable[str]) -> Mapping[str, int]:
     """Return the numbers of the tracepoints at the beginning of these system calls, of
     those that there are. Raises OSError when the kernel has no tracefs."""
     found = {}
-    with (
-        tempdir() as top,
-        mounted("none", top, fs_type="tracefs"),
-    ):
+    with tempdir() as top, mounted("none", top, fs_type="tracefs"):
         for name in names:
             event = f"events/syscalls/sys_enter_{_OTHERWISE.get(name, name)}/id"
             if (path := Path(top, event)).exists():

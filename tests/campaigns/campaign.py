@@ -23,13 +23,7 @@ from unittest.mock import patch
 
 import click
 
-from btrfs_ublk.base.capabilities import (
-    FUSE,
-    ROOT,
-    UBLK,
-    Capability,
-    require,
-)
+from btrfs_ublk.base.capabilities import FUSE, ROOT, UBLK, Capability, require
 from btrfs_ublk.base.entry import PathType, stacked
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE, VOLUMES_VARIABLE
 from btrfs_ublk.bench import options

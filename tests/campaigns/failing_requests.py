@@ -31,14 +31,7 @@ from typing import Any
 
 import campaign
 import click
-from failing_calls import (
-    ALLOCATION,
-    EVERY_LATER,
-    Fail,
-    fail_all,
-    step_option,
-    tables,
-)
+from failing_calls import ALLOCATION, EVERY_LATER, Fail, fail_all, step_option, tables
 from support.sanitized_build import SANITIZER_ENVIRONMENT
 from support.shells import BLOCK, EngineShell, describe
 from support.web_servers import ranged, response, scripted_server

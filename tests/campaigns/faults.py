@@ -45,12 +45,7 @@ from btrfs_ublk.bench.report import Document, Result, Table
 from btrfs_ublk.content import Addition, digest_file
 from btrfs_ublk.kernel import loop_device, mounted
 from btrfs_ublk.kernel.temporary import tempdir
-from btrfs_ublk.server import (
-    BlockServer,
-    Description,
-    FrontEndName,
-    LazySegment,
-)
+from btrfs_ublk.server import BlockServer, Description, FrontEndName, LazySegment
 from btrfs_ublk.units import KIB, MIB
 
 SOURCES = ("http", "oci", "s3", "spoilt")

@@ -269,10 +269,7 @@ class Campaign:
         return out.strip()
 
     def _kill(
-        self,
-        result: Result,
-        *commands: Sequence[object],
-        unless: Sequence[str] = (),
+        self, result: Result, *commands: Sequence[object], unless: Sequence[str] = ()
     ) -> None:
         """Start commands, kill them at a moment of their lives, and run one after the
         other again."""

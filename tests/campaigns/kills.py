@@ -369,8 +369,7 @@ class Campaign:
             result["recovery_s"] = (self._served_ns() - begin_ns) / 1e9
         for name in self._names:
             soon(
-                lambda: show_device(name).is_well or None,
-                f"device {name} is not well",
+                lambda: show_device(name).is_well or None, f"device {name} is not well"
             )
         # Until it has another keeper, a device does not outlive supervisor and server.
         soon(lambda: self._all_have(["keepers"]), "no keeper has come")

@@ -108,11 +108,7 @@ class Scenes:
                 add_tree, again, [create], self._gone, "there is a 'sub'"
             ),
             "volume add-image": Scene(
-                add_image,
-                again,
-                [self._images, create],
-                self._gone,
-                "there is a 'sub'",
+                add_image, again, [self._images, create], self._gone, "there is a 'sub'"
             ),
         }
 

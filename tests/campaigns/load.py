@@ -38,12 +38,7 @@ from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.cpu_load import hogs
 from btrfs_ublk.bench.report import Result
-from btrfs_ublk.device import (
-    Device,
-    DeviceOptions,
-    show_device,
-    supervised_device,
-)
+from btrfs_ublk.device import Device, DeviceOptions, show_device, supervised_device
 from btrfs_ublk.device.state import RUN_VARIABLE, device_directory
 from btrfs_ublk.kernel import mounted
 from btrfs_ublk.units import KIB, MIB

@@ -55,12 +55,7 @@ from btrfs_ublk.device.state import half_made
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.image.store import IMAGES_VARIABLE, ImageStore
 from btrfs_ublk.units import GIB
-from btrfs_ublk.volume import (
-    down_volume,
-    forks_of_image,
-    list_volumes,
-    up_volume,
-)
+from btrfs_ublk.volume import down_volume, forks_of_image, list_volumes, up_volume
 from btrfs_ublk.volume.store import volume_directory
 
 _DISK_BYTES = 4 * GIB

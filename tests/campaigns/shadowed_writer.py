@@ -305,10 +305,7 @@ class Writer:
         begin = self._chances.randint(0, last) * BLOCK_BYTES
         end = begin + blocks * BLOCK_BYTES
         clone_file(
-            self._lazy,
-            self._path(name),
-            source_offset=begin,
-            size_bytes=end - begin,
+            self._lazy, self._path(name), source_offset=begin, size_bytes=end - begin
         )
         self._path(name).chmod(0o644)
         node = self._tree[name] = Node(0o644, bytearray(self._content[begin:end]))

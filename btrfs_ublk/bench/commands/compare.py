@@ -20,11 +20,7 @@ from btrfs_ublk.bench.peer import all_peers, setting, why_not
 from btrfs_ublk.bench.peers.kernel import check_disk
 from btrfs_ublk.bench.reading import Turn, check_workload, find_peers, taking_part
 from btrfs_ublk.bench.report import FAILED, OK, SKIPPED, Result, finish, make_document
-from btrfs_ublk.bench.suite import (
-    Comparison,
-    find_suite,
-    suite_names,
-)
+from btrfs_ublk.bench.suite import Comparison, find_suite, suite_names
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
 
 _WORKLOADS = ("randread-psync", "randread-uring-d64")
@@ -192,9 +188,7 @@ def _list(*, as_json: bool) -> None:
 @click.option("--depth", type=options.COUNT, help="Of each of their queues.")
 @click.option("--realtime", is_flag=True, help="Our servers run before all else.")
 @click.option(
-    "--disk",
-    type=PathType(),
-    help="A block device for the peer disk. It is only read.",
+    "--disk", type=PathType(), help="A block device for the peer disk. It is only read."
 )
 @click.option(
     "--hog",
@@ -239,9 +233,7 @@ def command(
     else:
         chosen = find_suite(suite)
         plan = replace(
-            plan,
-            queues=plan.queues or chosen.queues,
-            depth=plan.depth or chosen.depth,
+            plan, queues=plan.queues or chosen.queues, depth=plan.depth or chosen.depth
         )
         comparisons = [
             replace(

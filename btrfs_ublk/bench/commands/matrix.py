@@ -21,22 +21,9 @@ from btrfs_ublk.base.gc import collect
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.config import SOURCES, Configuration, configuration_of
 from btrfs_ublk.bench.environment import environment
-from btrfs_ublk.bench.matrices import (
-    MATRICES,
-    Matrix,
-    describe,
-    parse_filters,
-    run_key,
-)
+from btrfs_ublk.bench.matrices import MATRICES, Matrix, describe, parse_filters, run_key
 from btrfs_ublk.bench.results import ResultsFile, open_results
-from btrfs_ublk.bench.run import (
-    FAILED,
-    OK,
-    SKIPPED,
-    VOID,
-    Row,
-    run_configuration,
-)
+from btrfs_ublk.bench.run import FAILED, OK, SKIPPED, VOID, Row, run_configuration
 from btrfs_ublk.bench.stats import bootstrap_interval
 from btrfs_ublk.errors import CapabilityError
 from btrfs_ublk.server import FrontEndName, choose_front_end

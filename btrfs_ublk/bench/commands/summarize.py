@@ -9,11 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.report import (
-    CONSOLE_WIDTH,
-    environment_lines,
-    print_table,
-)
+from btrfs_ublk.bench.report import CONSOLE_WIDTH, environment_lines, print_table
 from btrfs_ublk.bench.summarize import parse_rows, summarize, tables
 
 

@@ -12,13 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from btrfs_ublk.base.capabilities import (
-    BTRFS,
-    LOOP,
-    MKFS_BTRFS,
-    ROOT,
-    Capability,
-)
+from btrfs_ublk.base.capabilities import BTRFS, LOOP, MKFS_BTRFS, ROOT, Capability
 from btrfs_ublk.base.process import run
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.bench.content import STAMPS, write_content

@@ -205,10 +205,7 @@ def test_checksums_of_data_that_the_kernel_would_refuse(sparse_path: Path) -> No
     """Trees, digests and units are right; reading would give EIO."""
 
     def damage(made: Path, report: dict[str, Any]) -> None:
-        with (
-            Editor(made / "seed.img") as editor,
-            editor.items(CSUM_TREE) as items,
-        ):
+        with Editor(made / "seed.img") as editor, editor.items(CSUM_TREE) as items:
             item, *_ = (x for x in items if x.key[:2] == EXTENT_CSUM)
             item.data[0] ^= 1
 

@@ -11,12 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519, padding, rsa
 from support import signing
 from support.images import sealed_image
 from support.registry import Registry
-from support.signing import (
-    Sign,
-    ec_key,
-    pem,
-    sign,
-)
+from support.signing import Sign, ec_key, pem, sign
 
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess

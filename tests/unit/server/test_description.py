@@ -193,10 +193,7 @@ def pair_and(*segments: Segment, read_only: bool = True) -> Description:
         (
             Description(
                 3 * BLOCK,
-                [
-                    PAIR[0],
-                    FileSegment(offset=BLOCK, length=2 * BLOCK, path="a"),
-                ],
+                [PAIR[0], FileSegment(offset=BLOCK, length=2 * BLOCK, path="a")],
             ),
             "segment 1 was .*error",
         ),

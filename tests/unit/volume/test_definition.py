@@ -9,12 +9,7 @@ import pytest
 
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import GIB, MIB, TIB
-from btrfs_ublk.volume import (
-    VolumeDefinition,
-    VolumeFile,
-    VolumeTree,
-    parse_definition,
-)
+from btrfs_ublk.volume import VolumeDefinition, VolumeFile, VolumeTree, parse_definition
 from btrfs_ublk.volume.definition import read_definition
 from btrfs_ublk.volume.entry import source_of
 
