@@ -2,8 +2,6 @@
 read it: our devices, the peers nbdkit and rclone, programs that only fetch.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -5,8 +5,6 @@ at least 5 % from 1; the ratio's 95 % interval excludes 1; and so does a test wi
 signs of the differences within turns, corrected for the number of tests (Holm).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar

@@ -3,8 +3,6 @@
 ``scripts/isolate python -m btrfs_ublk.bench.containers --help``
 """
 
-from __future__ import annotations
-
 import os
 import random
 import socket

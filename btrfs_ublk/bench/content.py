@@ -8,8 +8,6 @@ memset    one repeated byte, the cheapest source; does not show positions
 pattern   each 8 bytes contain their own position, so that misplaced blocks are noticed
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Iterable, Sequence

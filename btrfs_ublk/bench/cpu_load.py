@@ -1,7 +1,5 @@
 """Processes that only use CPU time, as load beside a measurement."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """The environment of a measurement: kernel, machine, versions, and other load."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ requests, beside peers, and far away.
 ``python -m btrfs_ublk.bench.fetching --help``
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

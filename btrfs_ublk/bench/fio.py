@@ -2,8 +2,6 @@
 "seqread-1m"), what it measured, and who used the CPUs meanwhile.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time

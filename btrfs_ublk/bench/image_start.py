@@ -5,8 +5,6 @@ lazy device.
 ``python -m btrfs_ublk.bench.image_start --help``
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -2,8 +2,6 @@
 a proxy that notes when requests begin, and when their answers arrive.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import sys

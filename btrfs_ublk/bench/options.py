@@ -1,7 +1,5 @@
 """Command-line options shared by benchmarks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar

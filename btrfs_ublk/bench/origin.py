@@ -1,7 +1,5 @@
 """A web server of one directory for benchmarks: nginx on loopback."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import socket

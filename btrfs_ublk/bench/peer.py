@@ -2,8 +2,6 @@
 of ``btrfs_ublk.bench.peers`` has some, in ``PEERS``, and nothing else names them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@
 does: a policy that anybody can give it (``chrt -b``).
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence

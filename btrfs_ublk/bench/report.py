@@ -7,8 +7,6 @@ function, so that stored documents can be printed again, and joined:
 ``python -m btrfs_ublk.bench.report [--json] DOCUMENT...``
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ configuration, environment and block. Each line is synced to disk. A line withou
 end, left by a kill or a crash, is dropped by the next process that opens the file.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

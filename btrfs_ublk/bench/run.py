@@ -4,8 +4,6 @@ It makes a new seed, server and sprout. The clone's bytes are checked before and
 fio reads, and CPU use is recorded meanwhile.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping

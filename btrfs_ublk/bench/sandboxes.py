@@ -4,8 +4,6 @@ plain snapshots of btrfs.
 ``python -m btrfs_ublk.bench.sandboxes --help``
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

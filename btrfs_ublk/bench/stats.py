@@ -1,7 +1,5 @@
 """Statistics of benchmarks: quantiles, medians, groups. Pure functions."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence

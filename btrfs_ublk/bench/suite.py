@@ -1,7 +1,5 @@
 """Comparisons that belong together: one file of ``suites`` each."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -5,8 +5,6 @@ counts, as in the benchmark that the matrix is from: it shows how fast something
 The median of the same configuration and its 95 % interval are shown beside it.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

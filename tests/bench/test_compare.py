@@ -1,7 +1,5 @@
 """Comparing peers: order, ratios, bars; and real ones in turn."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The keys of a benchmark run: what is accepted, and what is said of the rest."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

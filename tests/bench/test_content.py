@@ -1,7 +1,5 @@
 """What benchmarks read: pieces of virtual data, and the bytes that they must have."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

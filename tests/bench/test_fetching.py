@@ -1,7 +1,5 @@
 """What the benchmarks of fetching make of what they have measured."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The study of starts of images: one turn of each, of a small tree."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

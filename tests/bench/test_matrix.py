@@ -1,7 +1,5 @@
 """The matrix: which runs, in which order, how often; its file."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """The commands and scripts that run a matrix, with and without fio."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Which files the report takes, what it refuses, and what it writes."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Every peer, one contract: the right bytes and nothing left, or a reason."""
 
-from __future__ import annotations
-
 import os
 import random
 import zlib

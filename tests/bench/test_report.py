@@ -1,7 +1,5 @@
 """The benchmarks' pure parts: quantiles, documents, tables; and what they print."""
 
-from __future__ import annotations
-
 import json
 import platform
 import random

@@ -1,7 +1,5 @@
 """One benchmark run: what it measures, what voids it, what it leaves."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Studies that measure what this machine can do: all of their rows, once."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Suites: what they name, and real ones, as small as can be."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Is a difference seen where there is one, and only there?"""
 
-from __future__ import annotations
-
 import json
 import random
 import signal

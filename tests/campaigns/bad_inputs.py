@@ -11,8 +11,6 @@ A case is a line, ``STATUS[|STATUS…] [-> FILE that it makes]: COMMAND OF BASH`
 that is interrupted; ``$U`` is the URL of a server that serves the current directory.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -5,8 +5,6 @@ The parameters in a file of results have the names of the options that set them,
 that `btrfs-ublk bench report` can say how a file was made.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import random

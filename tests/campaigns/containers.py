@@ -14,8 +14,6 @@ be left: no file, mount, subvolume, loop device or process. All random choices f
 from --seed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import signal
 import subprocess

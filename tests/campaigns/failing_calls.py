@@ -7,8 +7,6 @@ makes without a failure, or end with status 1 to 3 and a message; it must not cr
 hang, or succeed with anything else.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -11,8 +11,6 @@ serves as ever; and so it is for the process that asks web servers, of which a r
 the next one, or fails in time.
 """
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

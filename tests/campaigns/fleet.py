@@ -13,8 +13,6 @@ what takes them, and not this machine's CPUs. For times, ``--build`` names a bui
 without sanitizers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import tempfile

@@ -8,8 +8,6 @@ mended.
 What a run has found to reach other code is kept as well, so that the next one goes on.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -13,8 +13,6 @@ checked and brought up. All random choices follow from --seed. Nothing is left, 
 happens.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import sys

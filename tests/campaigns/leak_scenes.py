@@ -1,7 +1,5 @@
 """The commands that leaks.py ends, what each needs, and how it is undone."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

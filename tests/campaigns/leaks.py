@@ -12,8 +12,6 @@ forks of this process, which has imported all of the package, so most rounds tak
 than a second. Several campaigns may run at once.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

@@ -10,8 +10,6 @@ take longer than the deadline, and root has to get answers. What is read comes f
 servers each time (O_DIRECT).
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -10,8 +10,6 @@ nothing else may be wrong, and all goes on: volumes come up, and what is half-ma
 All random choices follow from --seed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

@@ -5,8 +5,6 @@ the log of the disk's writes; `Work` is the work, by chance: volumes, their file
 image, its forks, and snapshots for containers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import mmap
 import os

@@ -1,7 +1,5 @@
 """Runs shadowed_writer.py, and talks to it."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

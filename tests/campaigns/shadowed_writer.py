@@ -11,8 +11,6 @@ compare  list the differences to what is expected, in the tree and in open files
 release  close these files and mappings
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json

@@ -1,7 +1,5 @@
 """Calls of helpers that fail: failing_calls.py, in a short form."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Calls that fail during a server's requests: failing_requests.py, in a short form."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What of the campaign of faults is a failure, and what its server does to answers."""
 
-from __future__ import annotations
-
 import http.client
 import math
 import time

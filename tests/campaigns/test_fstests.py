@@ -1,7 +1,5 @@
 """scripts/fstests, with a stand-in for fstests: what tests get, and what it says."""
 
-from __future__ import annotations
-
 import fcntl
 import subprocess
 from pathlib import Path

@@ -4,8 +4,6 @@ Each target of tests/campaigns/fuzz.py runs with any compiler, on inputs that ar
 at random from its corpus, which also has each input that has failed once.
 """
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Manifests, packs, and TOML of hosts and volumes are refused by an error of ours,
 taken; any other exception is a failure.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Sequence

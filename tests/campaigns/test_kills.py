@@ -1,7 +1,5 @@
 """The campaign of kills (campaigns/kills.py) in a short form, and what it counts."""
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

@@ -1,7 +1,5 @@
 """What the campaign of leaks (campaigns/leaks.py) expects, and how it goes on."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,8 +1,6 @@
 """The disk that the campaign of power cuts records, and what is gone for good once a
 command says so."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

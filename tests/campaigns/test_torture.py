@@ -1,7 +1,5 @@
 """scripts/torture, and most campaigns in a short form."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The surface for other programs: names, types, paths."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

@@ -1,7 +1,5 @@
 """The program: which command lines the daemon answers."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

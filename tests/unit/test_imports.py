@@ -1,7 +1,5 @@
 """What commands import: no more than they need."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Imports go downwards through the layers of HACKING.md."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from importlib import import_module

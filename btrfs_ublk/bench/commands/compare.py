@@ -1,7 +1,5 @@
 """``btrfs-ublk bench compare``: measures peers in turn."""
 
-from __future__ import annotations
-
 import json
 import random
 import secrets

@@ -4,8 +4,6 @@ They are made in blocks. Each runs every configuration once, in an order given b
 seed; later ones omit those whose median is known well enough.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence

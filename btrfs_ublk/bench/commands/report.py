@@ -1,7 +1,5 @@
 """``btrfs-ublk bench report``: one page that shows results."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``btrfs-ublk bench run``: one benchmark run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``btrfs-ublk bench summarize``: tables of a matrix."""
 
-from __future__ import annotations
-
 from typing import IO
 
 import click

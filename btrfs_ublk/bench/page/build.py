@@ -1,7 +1,5 @@
 """The whole page: chapters in sections by machine, the summary, and the HTML."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

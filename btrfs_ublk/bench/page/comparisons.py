@@ -1,7 +1,5 @@
 """The results of ``btrfs-ublk bench compare`` as plots and tables."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence

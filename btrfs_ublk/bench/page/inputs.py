@@ -2,8 +2,6 @@
 the kind of machine that they are from, and whether they are reliable.
 """
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The results of a matrix as plots and tables."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any

@@ -2,8 +2,6 @@
 unscaled, and that several fit side by side on wide screens.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import re

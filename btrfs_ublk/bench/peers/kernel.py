@@ -3,8 +3,6 @@ each also with a file of btrfs if possible; and files without a block layer: tmp
 /dev/zero.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence

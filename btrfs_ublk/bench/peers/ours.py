@@ -1,7 +1,5 @@
 """Peers that our block server serves: its device, and a clone on a sprout."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """ublk devices that another project's program serves as our child, for comparison."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Kernel modules that are loaded temporarily, with our parameters."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """From a command to an exit status; groups whose commands are modules."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """Caches in front of hosts: hosts.toml, and the options that name caches."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The ledger: what is on disk at each moment, and who may touch it."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

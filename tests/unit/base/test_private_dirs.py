@@ -1,7 +1,5 @@
 """Whether another user could put something else in the place of a directory."""
 
-from __future__ import annotations
-
 import os
 import struct
 from pathlib import Path

@@ -1,7 +1,5 @@
 """run() and spawn(): messages, deadlines, and children that do not outlive us."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """Signals become exceptions, and wait for the end of a deferred stretch."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

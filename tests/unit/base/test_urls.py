@@ -1,7 +1,5 @@
 """A signed URL's query is told to its server, and to nobody else."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """One house style for all commands: what their help looks like, what they can print."""
 
-from __future__ import annotations
-
 import click
 import pytest
 from click.testing import CliRunner

@@ -1,7 +1,5 @@
 """The command line: nouns, messages, exit statuses."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

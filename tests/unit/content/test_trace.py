@@ -1,7 +1,5 @@
 """Traces of first reads: what they name, and that they are whole after a signal."""
 
-from __future__ import annotations
-
 import io
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is said to systemd, and what it keeps: with a socket instead of systemd."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A device's files, locks and log: without a kernel, a server or privileges."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,8 +1,6 @@
 """Images as other builders make them: what containerd takes becomes a sealed image, and
 an indexed one, with the tree that containerd unpacks."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import tarfile

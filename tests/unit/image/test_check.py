@@ -1,7 +1,5 @@
 """``btrfs-ublk image check``: what is right is clean, and what is wrong is named."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """``btrfs-ublk image build --check``: layers are what their chain IDs say."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

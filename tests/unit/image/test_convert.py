@@ -1,7 +1,5 @@
 """``btrfs-ublk image convert``: from a registry to a registry, in one command."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

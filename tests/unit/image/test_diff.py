@@ -1,7 +1,5 @@
 """``btrfs-ublk image diff``: what differs between two trees, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

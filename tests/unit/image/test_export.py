@@ -1,7 +1,5 @@
 """``btrfs-ublk image export``: the tar has what the source had, or there is none."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

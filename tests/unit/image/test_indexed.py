@@ -1,7 +1,5 @@
 """Indexed images: made of ordinary ones, beside them in a real registry, and read."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The layer that a commit writes."""
 
-from __future__ import annotations
-
 import io
 import os
 import socket

@@ -1,7 +1,5 @@
 """Names, layouts, sources and the store of images."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,8 +1,6 @@
 """Which login is sent for which image, and what a refusal asks for: for block servers
 (in C), and for commands."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

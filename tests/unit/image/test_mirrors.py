@@ -1,7 +1,5 @@
 """Mirrors of registries, from containerd's hosts.toml."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

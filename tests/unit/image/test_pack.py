@@ -1,7 +1,5 @@
 """Metadata packs: what is written is read, and what is wrong is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

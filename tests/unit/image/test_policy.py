@@ -1,7 +1,5 @@
 """Who may bring sealed images: rules, and signatures as cosign makes them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

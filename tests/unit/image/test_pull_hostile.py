@@ -1,7 +1,5 @@
 """Registries that mean harm: what they cannot make `image pull` do, hold, or keep."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import re

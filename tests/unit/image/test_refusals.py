@@ -1,7 +1,5 @@
 """What making images refuses, and what registries say that makes no sense."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

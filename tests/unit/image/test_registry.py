@@ -1,7 +1,5 @@
 """Images in a real registry: pushed, looked at, pulled, and used by other clients."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Images in layouts of real stores: an S3 bucket, and a web server."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """HTTP to registries: connections that are used again, proxies, and answers that end
 too early."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """New files in directories of other users: whole, and nobody else's."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """Waiting for kernel events, with and without them."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

@@ -1,7 +1,5 @@
 """What the doctor says of this machine, and of poorer ones."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

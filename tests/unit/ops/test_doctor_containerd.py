@@ -1,7 +1,5 @@
 """What doctor says of containerd's configuration."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Man pages and reference, made of the commands' help."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

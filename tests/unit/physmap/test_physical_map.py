@@ -1,7 +1,5 @@
 """The physical map: its forms, each of its rules, and what the benchmark measures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pytest

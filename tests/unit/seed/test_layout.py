@@ -1,7 +1,5 @@
 """Seeds as layouts: where virtual data and what is stored are on the device."""
 
-from __future__ import annotations
-
 import uuid
 from pathlib import Path
 

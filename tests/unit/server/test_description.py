@@ -1,7 +1,5 @@
 """Descriptions: what is refused, and that nothing is lost on the way through JSON."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

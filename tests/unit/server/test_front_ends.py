@@ -1,7 +1,5 @@
 """Which front end is chosen, where nobody names one."""
 
-from __future__ import annotations
-
 import pytest
 
 from btrfs_ublk.server import choose_front_end, front_ends

@@ -1,7 +1,5 @@
 """Asking for a daemon, where systemd listens on its socket, and not it itself."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

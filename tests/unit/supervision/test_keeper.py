@@ -1,7 +1,5 @@
 """Keepers that a supervisor starts: replaced when they die, and never without one."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

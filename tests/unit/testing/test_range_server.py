@@ -1,7 +1,5 @@
 """The range server of btrfs_ublk.testing: RFC 9110, and that it survives nothing."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import signal

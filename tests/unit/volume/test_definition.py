@@ -1,7 +1,5 @@
 """Definitions of kept volumes: TOML there and back, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

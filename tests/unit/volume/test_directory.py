@@ -1,7 +1,5 @@
 """Directories of kept volumes, and what is none: nobody else's is removed."""
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What is listed elsewhere: the formats, and all that a hostile server may send."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

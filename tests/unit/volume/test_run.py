@@ -1,7 +1,5 @@
 """What the config of an image says of a command, and whom it means by a user."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
