@@ -3,8 +3,6 @@
 ``scripts/isolate python -m btrfs_ublk.bench.containers --help``
 """
 
-import os
-import random
 import socket
 import sys
 import time
@@ -19,13 +17,11 @@ from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.base.process import Argument
 from btrfs_ublk.base.process import run as run_program
 from btrfs_ublk.base.process import spawn
+from btrfs_ublk.bench.disk import new_disk
 from btrfs_ublk.bench.report import Document, Result, Table
 from btrfs_ublk.bench.stats import grouped, quantile
 from btrfs_ublk.bench.study import LOAD, Column, Run, study, table
-from btrfs_ublk.kernel.loop import loop_device
-from btrfs_ublk.kernel.mount import mounted
 from btrfs_ublk.kernel.temporary import tempdir
-from btrfs_ublk.units import GIB
 
 CONTAINERD = Program("containerd", package="containerd")
 OVERLAYFS, OURS = "overlayfs", "btrfs-ublk"
@@ -36,9 +32,6 @@ _NAMESPACE = (("containerd-namespace", "default"),)
 #: containerd collects what nothing else refers to.
 _KEPT = {"containerd.io/gc.root": "now"}
 _LAYERS, _TIMEOUT_S, _POLL_S = 3, 120.0, 0.05
-_DISK_BYTES = 8 * GIB  # of sparse files
-#: ext4 would write its tables while others are measured.
-_DISKS = {"ext4": (["-E", "nodiscard"], ["noinit_itable"]), "btrfs": ([], [])}
 _CONFIGURATION = """
 version = 2
 root = "{work}/ext4/root"
@@ -98,16 +91,8 @@ def _bed(parent: Path) -> Iterator[Any]:
     import grpc
 
     with tempdir(parent=parent) as work, ExitStack() as stack:
-        for kind, (words, mount_options) in _DISKS.items():
-            image, target = work / f"{kind}.image", work / kind
-            with image.open("wb") as file:
-                file.truncate(_DISK_BYTES)
-            run_program([f"mkfs.{kind}", "-q", *words, image], timeout_s=_TIMEOUT_S)
-            target.mkdir()
-            device = stack.enter_context(loop_device(image))
-            stack.enter_context(
-                mounted(device.path, target, fs_type=kind, options=mount_options)
-            )
+        for kind in ("ext4", "btrfs"):
+            stack.enter_context(new_disk(kind, work))
         command: list[Argument] = [sys.executable, "-P", "-m", "btrfs_ublk.cli.main"]
         command += ["snapshotter"]
         place: list[Argument] = [
@@ -180,7 +165,6 @@ def tables(document: Document) -> list[Table]:
 @study("containers", needs=(ROOT, BTRFS, LOOP, CONTAINERD), repeats=200, in_memory=True)
 def command(run: Run) -> None:
     """Make a layer upon three others, ask for it, commit and remove it."""
-    chances = random.Random(1)
     said = run_program([CONTAINERD.name, "--version"], timeout_s=_TIMEOUT_S).stdout
     run.document["parameters"]["containerd"] = said.split()[2]
     with _bed(run.parent) as channel:
@@ -188,9 +172,8 @@ def command(run: Run) -> None:
         for caller in callers:
             for _ in range(_LAYERS):
                 caller.round(keep=True)
-        for _ in run.turns():
-            for caller in chances.sample(callers, len(callers)):
-                run.add(caller.round() | {"load": os.getloadavg()[0]})
+        for caller in run.drawn(callers, tell=False):
+            run.add(caller.round())
 
 
 if __name__ == "__main__":

@@ -343,7 +343,6 @@ def command(
     """Read a lazy device whose data are fetched over HTTP and verified each time, and
     what else a user could have, by turns, in an order that is drawn anew for each.
     """
-    chances = random.Random(1)
     with bed(run.parent, disk, size_bytes=size_bytes, front_end=front_end) as place:
         plan = [
             (name, case)
@@ -351,13 +350,12 @@ def command(
             for case in cases(name, runtime_s)
             if _can_run(case)
         ]
-        for turn in run.turns(tell=True):
-            for name, case in chances.sample(plan, len(plan)):
-                about = {"what": name, "subject": case.subject, "unit": case.unit}
-                about |= {"turn": turn, "load": os.getloadavg()[0]}
-                far = KINDS[name].get("far")
-                with _distant(round_trip_ms, mbit) if far else nullcontext():
-                    run.add(about | case.work(place))
+        for name, case in run.drawn(plan):
+            far = KINDS[name].get("far")
+            with _distant(round_trip_ms, mbit) if far else nullcontext():
+                result = case.work(place)
+            about = {"what": name, "subject": case.subject, "unit": case.unit}
+            run.add(about | result)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import os
-import random
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -82,6 +82,7 @@ _ROUND_TRIPS = 3
 _TIMEOUT_S = 300.0
 #: A waterfall of more says nothing to people.
 _MAX_ROWS = 30
+_START = "to the end of the command"
 _REPOSITORY = "tree"
 _ACCESS = RegistryAccess(insecure=True)
 #: Keeps the daemon alive, as it is on hosts with systemd.
@@ -228,9 +229,7 @@ SUBJECTS: dict[str, Start] = {
 }
 
 
-def _measure(
-    place: Place, subject: str, round_trip_s: float, rate: float, everything: bool
-) -> Result:
+def _measure(place: Place, subject: str, round_trip_s: float, rate: float) -> Result:
     with ExitStack() as stack:
         work = stack.enter_context(tempdir(parent=place.root))
         host, _, port = place.registry.partition(":")
@@ -249,11 +248,6 @@ def _measure(
         path = SUBJECTS[subject](turn, stack)
         up_s = time.monotonic()
         run(["chroot", path, *place.words], timeout_s=_TIMEOUT_S)
-        if everything:
-            argv = (
-                f"set -o pipefail; tar --one-file-system -cC {path} . | cat > /dev/null"
-            )
-            run(["bash", "-c", argv], timeout_s=_TIMEOUT_S)
         ended_s = time.monotonic()
         found = [each for each in requests() if each.began_s < ended_s]
     turn.marks.append((up_s, ended_s, "run"))
@@ -285,9 +279,7 @@ def _waterfall(
 
 
 @contextmanager
-def _placed(
-    parent: Path, tree: Path, words: Sequence[str], options: BuildOptions
-) -> Iterator[Place]:
+def _placed(parent: Path, tree: Path, words: Sequence[str]) -> Iterator[Place]:
     """Fill a registry with what is compared: the tree as an ordinary image of one gzip
     layer with its sealed image, once more with a trace, as an ordinary one that only
     has an index, and as EROFS."""
@@ -299,7 +291,7 @@ def _placed(
         idle = Description(MIB, [PatternSegment(offset=0, length=MIB)])
         stack.enter_context(supervised_device(idle, name=_IDLE))
         source, unpacked = LayoutName(ordinary, "plain"), root / "tree"
-        build_image(source, layout, options)
+        build_image(source, layout, BuildOptions())
         erofs = root / "lz4hc.erofs"
         unpacked.mkdir()
         run(["tar", "-xpf", tree, "-C", unpacked], timeout_s=_TIMEOUT_S)
@@ -314,8 +306,7 @@ def _placed(
         work = stack.enter_context(tempdir(parent=root))
         trace = trace_run(f"oci:{layout}:plain", words, work)
         first = traced_ranges(trace, layout, None, _ACCESS)
-        given = {**vars(options), "first": first}
-        build_image(source, layout, BuildOptions(**given), tag="traced")
+        build_image(source, layout, BuildOptions(first=first), tag="traced")
         index_image(source, index, BuildOptions(), tag="indexed")
         # NB: trace_run() ends all children of this process.
         registry = stack.enter_context(loopback_registry(root))
@@ -379,9 +370,6 @@ def tables(document: Document) -> list[Table]:
     return found
 
 
-START, EVERYTHING = "to the end of the command", "until all is read"
-
-
 @study(
     "image_start",
     click.option(
@@ -404,9 +392,6 @@ START, EVERYTHING = "to the end of the command", "until all is read"
         default=((20.0, 100.0), (0.0, 1000.0)),
         help="Milliseconds of round trip, and Mbit/s.",
     ),
-    click.option("--everything", is_flag=True, help="Then read all files as well."),
-    click.option("--compression", help="Of the images, as `image build` has it."),
-    click.option("--max-inline", type=int, help="The same."),
     click.option(
         *("--subject", "subjects"),
         type=click.Choice(list(SUBJECTS)),
@@ -419,36 +404,25 @@ START, EVERYTHING = "to the end of the command", "until all is read"
     ),
     repeats=5,
     in_memory=True,
-    recorded=("words", "everything", "compression", "max_inline"),
+    recorded=("words",),
 )
 def command(
     run: Run,
     tree: Path,
     words: str,
     links: Sequence[tuple[float, float]],
-    everything: bool,
-    compression: str | None,
-    max_inline: int | None,
     subjects: Sequence[str],
 ) -> None:
     """Start a program of an image that this host has never seen, by turns in an order
     that is drawn anew for each. A proxy delays and limits all that the registry, which
     is on loopback, answers, and notes when.
     """
-    import shlex
-
-    chances = random.Random(1)
-    options = BuildOptions(compression=compression, max_inline=max_inline)
-    with _placed(run.parent, tree, shlex.split(words), options) as place:
+    with _placed(run.parent, tree, shlex.split(words)) as place:
         plan = [(x, y) for x in links for y in subjects]
-        for turn in run.turns(tell=True):
-            for (round_trip_ms, mbit), subject in chances.sample(plan, len(plan)):
-                far = f"{round_trip_ms:g} ms, {mbit:g} Mbit/s"
-                about: Result = {"what": EVERYTHING if everything else START}
-                about |= {"far": far, "subject": subject, "turn": turn}
-                about["load"] = os.getloadavg()[0]
-                link_s, rate = round_trip_ms / 1e3, mbit * 1e6 / 8
-                run.add(about | _measure(place, subject, link_s, rate, everything))
+        for (round_trip_ms, mbit), subject in run.drawn(plan):
+            far = f"{round_trip_ms:g} ms, {mbit:g} Mbit/s"
+            result = _measure(place, subject, round_trip_ms / 1e3, mbit * 1e6 / 8)
+            run.add({"what": _START, "far": far, "subject": subject} | result)
 
 
 if __name__ == "__main__":

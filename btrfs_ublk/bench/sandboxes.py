@@ -21,6 +21,7 @@ from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, Program
 from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.base.process import run as run_program
 from btrfs_ublk.bench import options
+from btrfs_ublk.bench.disk import DISK_BYTES, new_disk
 from btrfs_ublk.bench.report import Document, Result, Table
 from btrfs_ublk.bench.study import LOAD, TURNS, Column, Run, study, table
 from btrfs_ublk.image.build import BuildOptions, build_image
@@ -28,7 +29,7 @@ from btrfs_ublk.kernel.btrfs import create_snapshot, create_subvolume, delete_su
 from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.kernel.mount import mount_now, mounted, unmount_now
 from btrfs_ublk.kernel.temporary import tempdir
-from btrfs_ublk.units import GIB, KIB
+from btrfs_ublk.units import KIB
 from btrfs_ublk.volume import (
     ForkMode,
     VolumeDefinition,
@@ -42,7 +43,6 @@ from btrfs_ublk.volume import (
 
 EROFS = Program("mkfs.erofs", package="erofs-utils")
 _NAME, _TIMEOUT_S = "sandboxes", 600.0
-_DISK_BYTES = 8 * GIB  # sparse
 _IN_A_DIRECTORY, _FILE_BYTES = 100, 4 * KIB
 #: The nth is the median of so many.
 _WINDOW = 10
@@ -67,7 +67,7 @@ def _ours(mode: ForkMode, tree: Path, work: Path) -> Iterator[Sandboxes]:
     layout, base, mount = work / "layout", work / "volumes", work / "mnt"
     build_image(tree, layout, BuildOptions(), tag="it")
     made = VolumeDefinition(
-        image=f"oci:{layout}:it", mount=mount, writable_bytes=_DISK_BYTES
+        image=f"oci:{layout}:it", mount=mount, writable_bytes=DISK_BYTES
     )
     try:
         up_volume(_NAME, made, base=base)
@@ -84,19 +84,8 @@ def _ours(mode: ForkMode, tree: Path, work: Path) -> Iterator[Sandboxes]:
 
 
 @contextmanager
-def _disk(kind: str, work: Path) -> Iterator[Path]:
-    image, target = work / f"{kind}.image", work / kind
-    target.mkdir()
-    with image.open("wb") as file:
-        file.truncate(_DISK_BYTES)
-    run_program([f"mkfs.{kind}", "-q", image], timeout_s=_TIMEOUT_S)
-    with loop_device(image) as device, mounted(device.path, target, fs_type=kind):
-        yield target
-
-
-@contextmanager
 def _snapshots(tree: Path, work: Path) -> Iterator[Sandboxes]:
-    with _disk("btrfs", work) as disk:
+    with new_disk("btrfs", work) as disk:
         layer = create_subvolume(disk, "layer")
         shutil.copytree(tree, layer, dirs_exist_ok=True)
         run_program(["sync", "--file-system", disk], timeout_s=_TIMEOUT_S)
@@ -111,7 +100,7 @@ def _snapshots(tree: Path, work: Path) -> Iterator[Sandboxes]:
 def _overlays(on_erofs: bool, tree: Path, work: Path) -> Iterator[Sandboxes]:
     """What is written is on an ext4, and nothing of it is synced."""
     with ExitStack() as stack:
-        disk, lower = stack.enter_context(_disk("ext4", work)), work / "lower"
+        disk, lower = stack.enter_context(new_disk("ext4", work)), work / "lower"
         if on_erofs:
             image = work / "tree.erofs"
             run_program(["mkfs.erofs", "--quiet", image, tree], timeout_s=_TIMEOUT_S)
@@ -236,15 +225,12 @@ def tables(document: Document) -> list[Table]:
 )
 def command(run: Run, forks: int, files: int, chosen: Sequence[str]) -> None:
     """Make forks of one image until there are many, list them, and drop all."""
-    chances = random.Random(1)
     with tempdir(parent=run.parent) as root:
         _make_tree(root / "tree", files)
-        for turn in run.turns(tell=True):
-            for subject in chances.sample(chosen, len(chosen)):
-                about = {"subject": subject, "turn": turn, "load": os.getloadavg()[0]}
-                with tempdir(parent=root) as work:
-                    with SUBJECTS[subject](root / "tree", work) as place:
-                        run.add(about | _measure(place, forks))
+        for subject in run.drawn(chosen):
+            with tempdir(parent=root) as work:
+                with SUBJECTS[subject](root / "tree", work) as place:
+                    run.add({"subject": subject} | _measure(place, forks))
 
 
 if __name__ == "__main__":

@@ -8,9 +8,6 @@ from typing import Any, NamedTuple, TypeVar
 
 _Item = TypeVar("_Item")
 
-#: The quantiles that are reported for latencies.
-LATENCY_QUANTILES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
-
 
 def quantile(ordered: Sequence[float], share: float) -> float:
     """Return the least of the ordered values that ``share`` of them do not exceed.

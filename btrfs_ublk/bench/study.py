@@ -3,10 +3,12 @@
 ``table()`` declare its tables.
 """
 
+import os
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -23,6 +25,7 @@ from btrfs_ublk.bench.report import (
 )
 from btrfs_ublk.bench.stats import grouped, median_of, ratio_of
 
+_Item = TypeVar("_Item")
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -112,15 +115,22 @@ class Run:
     document: Document
     parent: Path
     repeats: int
+    _about: Result = field(default_factory=dict)
 
-    def turns(self, *, tell: bool = False) -> Iterator[int]:
+    def drawn(self, plan: Sequence[_Item], *, tell: bool = True) -> Iterator[_Item]:
+        """Yield all of the plan in each turn, in an order that is drawn anew. Results
+        that are added then have the turn, and the load at the beginning.
+        """
+        chances = random.Random(1)
         for turn in range(1, self.repeats + 1):
-            yield turn
+            for each in chances.sample(plan, len(plan)):
+                self._about.update(turn=turn, load=os.getloadavg()[0])
+                yield each
             if tell:
                 options.progress(f"turn {turn} of {self.repeats}")
 
-    def add(self, *results: Result) -> None:
-        self.document["results"] += results
+    def add(self, result: Result) -> None:
+        self.document["results"].append(result | self._about)
 
 
 def study(

@@ -1,15 +1,26 @@
 """Studies that measure what this machine can do: all of their rows, once."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.needs import Need
 
-from btrfs_ublk.base.capabilities import Capability
+from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, Capability, Program
 from btrfs_ublk.base.process import run
-from btrfs_ublk.bench import containers, sandboxes
+from btrfs_ublk.bench import containers, fetching, image_start, sandboxes
+from btrfs_ublk.bench.bed import CURL, OPENSSL, PEERS
+from btrfs_ublk.bench.image_start import EROFS, UNTAR
+from btrfs_ublk.bench.origin import NGINX
 from btrfs_ublk.bench.report import Document
+from btrfs_ublk.testing.registry import REGISTRY
+from btrfs_ublk.units import KIB
+
+BUSYBOX = Program("busybox", package="busybox-static")
+LARGE_BYTES = 512 * KIB
+pytestmark = pytest.mark.device
 
 
 def measured(
@@ -23,7 +34,6 @@ def measured(
     return document
 
 
-@pytest.mark.device
 def test_sandboxes(sparse_path: Path) -> None:
     words = ("--forks=3", "--files=20", "--repeats=1", f"--directory={sparse_path}")
     document = measured("sandboxes", *words, needs=(sandboxes.EROFS,))
@@ -33,7 +43,6 @@ def test_sandboxes(sparse_path: Path) -> None:
     assert [x == "-" for x in lists] == [False, False, True, True, True]
 
 
-@pytest.mark.device
 def test_containers(sparse_path: Path) -> None:
     pytest.importorskip("grpc")
     words = ("--repeats=2", f"--directory={sparse_path}")
@@ -42,3 +51,41 @@ def test_containers(sparse_path: Path) -> None:
     pairs = [tuple(row[:2]) for row in table.rows]
     assert len(pairs) == 2 * (len(containers.CALLS) + 1) == len(set(pairs))
     assert {row[2] for row in table.rows} == {"2"}
+
+
+def test_all_that_needs_no_delay(tmp_path: Path) -> None:
+    """Each kind of reading that this machine can do is measured once."""
+    chosen = ("random", "warm", "sequential", "readers")
+    words = ["--size=8M", "--runtime=0.2", "--repeats=1", f"--disk={tmp_path}"]
+    words += [f"--what={what}" for what in chosen]
+    needs = (NGINX, CURL, OPENSSL, *(x for y in PEERS.values() for x in y))
+    document = measured("fetching", *words, needs=needs)
+    document["results"].sort(key=lambda result: chosen.index(result["what"]))
+    for name, table in zip(chosen, fetching.tables(document)):
+        assert table.title == fetching.KINDS[name]["title"]
+        assert len(table.rows) == len(fetching.cases(name, 0.2))
+
+
+@pytest.mark.timing  # what a lazy image fetches of itself meanwhile depends on time
+def test_what_starts_move(need: Need, sparse_path: Path) -> None:
+    made = (image_start.EROFS_DRIVER, image_start.MKFS_EROFS, image_start.SKOPEO)
+    need(ROOT, BTRFS, LOOP, *made, REGISTRY, CURL, image_start.PIGZ, BUSYBOX)
+    tree, tar = sparse_path / "tree", sparse_path / "tree.tar"
+    (tree / "bin").mkdir(parents=True)
+    subprocess.run(["cp", f"/bin/{BUSYBOX.program}", tree / "bin/true"], check=True)
+    with (tree / "large").open("wb") as file:
+        for _ in range(8):
+            file.write(Path("/dev/urandom").open("rb").read(LARGE_BYTES))
+    subprocess.run(["tar", "-cf", tar, "-C", tree, "."], check=True)
+    words = (f"--tree={tar}", f"--directory={sparse_path}", "--run=/bin/true")
+    document = measured("image_start", *words, "--repeats=1", "--far", "2", "800")
+    found = {each["subject"]: each for each in document["results"]}
+    assert UNTAR in found and EROFS in found and len(found) == 6
+    assert found[UNTAR]["requests"] == 3
+    assert found[UNTAR]["bytes"] > 8 * LARGE_BYTES
+    # Of a start, the large file is no part.
+    for name, each in found.items():
+        assert each["seconds"] > each["limit_s"]
+        assert each["bytes"] < found[UNTAR]["bytes"] / 2 or "image" not in name
+    table, *waterfalls = image_start.tables(document)
+    assert len(table.rows) == 6 and waterfalls[0].rows
