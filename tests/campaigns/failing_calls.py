@@ -22,6 +22,7 @@ from pathlib import Path
 
 import campaign
 import click
+from support.images import assemble
 
 from btrfs_ublk.base.capabilities import Program
 from btrfs_ublk.base.entry import PathType, run_command
@@ -42,8 +43,6 @@ from btrfs_ublk.kernel.temporary import tempdir
 STRACE = Program("strace", "strace")
 PROJECT = Path(__file__).resolve().parents[2]
 _TIMEOUT_S = 60.0
-#: Of a sealed image's data, in its file system.
-_DATA_OFFSET = 512 << 30
 #: System calls that fail, and how.
 CALLS = {
     "openat": "EMFILE",
@@ -137,11 +136,8 @@ def _readimage(form: str) -> Callable[[Path], Scenario]:
         made = _mkimage(directory)
         (directory / "image").mkdir()
         run(list(made.words), input=made.input.decode(), timeout_s=_TIMEOUT_S)
-        seed = directory / "image/seed.img"
-        with seed.open("r+b") as image:
-            image.seek(_DATA_OFFSET)
-            image.write((directory / "image/data").read_bytes())
-        return Scenario([helper_path(READIMAGE), form, "256", seed])
+        whole = assemble(directory / "image")
+        return Scenario([helper_path(READIMAGE), form, "256", whole])
 
     return scenario
 

@@ -21,7 +21,13 @@ import struct
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -604,28 +610,21 @@ def command(
     known |= {"digests": digests.hex(), "root": digests.root}
     where = run.stack.enter_context(site(root, set(sources)))
 
-    @contextmanager
-    def bed(_result: Result) -> Iterator[Callable[[Result], None]]:
-        def do(result: Result) -> None:
-            chance = random.Random(f"{run.seed} {result['number']}")
-            faults = _choose(result["kind"], run.kinds, chance)
-            with tempdir(parent=root) as place:
-                result |= run_round(
-                    where,
-                    known,
-                    place,
-                    faults,
-                    sources=sources,
-                    duration_s=duration_s,
-                    seed=chance.randrange(1 << 31),
-                    front_end=run.front_end,
-                    deadline_s=deadline_s,
-                )
-            result["problems"] += problems_of(result)
+    def do(result: Result) -> None:
+        chance = random.Random(f"{run.seed} {result['number']}")
+        faults = _choose(result["kind"], run.kinds, chance)
+        with tempdir(parent=root) as place:
+            result |= run_round(
+                *(where, known, place, faults),
+                sources=sources,
+                duration_s=duration_s,
+                seed=chance.randrange(1 << 31),
+                front_end=run.front_end,
+                deadline_s=deadline_s,
+            )
+        result["problems"] += problems_of(result)
 
-        yield do
-
-    run.do_rounds(bed, json.dumps)
+    run.do_rounds(lambda _: nullcontext(do), json.dumps)
 
 
 if __name__ == "__main__":

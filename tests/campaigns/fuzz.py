@@ -8,7 +8,6 @@ mended.
 What a run has found to reach other code is kept as well, so that the next one goes on.
 """
 
-import json
 import os
 import random
 import re
@@ -30,9 +29,10 @@ import click
 import zstandard
 from campaign import Run
 from support.compressed import select
+from support.images import assemble, mkimage
 
 from btrfs_ublk.base.entry import PathType, run_command
-from btrfs_ublk.base.helpers import MKIMAGE, MKSEED, helper_path
+from btrfs_ublk.base.helpers import MKSEED, helper_path
 from btrfs_ublk.base.process import run
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.report import Document, Table
@@ -47,8 +47,6 @@ BUILD = PROJECT / "build/fuzz"
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 _FOUND = BUILD / "found"
 _BUILD_TIMEOUT_S = 600.0
-#: Of a sealed image's data, in its file system.
-_DATA_OFFSET = 512 << 30
 _SHORT_BYTES = 256
 _EXECUTED = re.compile(r"stat::number_of_executed_units: (\d+)")
 _EDGES = re.compile(r" cov: (\d+) ")
@@ -200,15 +198,8 @@ def _sealed(directory: Path) -> list[Path]:
             entry.type = tarfile.FIFOTYPE
             tar.addfile(entry)
     made = directory / "sealed"
-    made.mkdir()
-    layer = {"kind": "tar", "path": str(directory / "all.tar")}
-    description = {"layers": [layer], "output": str(made), "time": 1}
-    run([helper_path(MKIMAGE)], input=json.dumps(description), timeout_s=60)
-    path = made / "seed.img"
-    with path.open("r+b") as image:
-        image.seek(_DATA_OFFSET)
-        image.write((made / "data").read_bytes())
-    return [path]
+    mkimage(made, {"kind": "tar", "path": str(directory / "all.tar")}, time=1)
+    return [assemble(made)]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import campaign
@@ -318,16 +318,12 @@ def command(
     ]
     options.progress(f"{count} devices")
 
-    @contextmanager
-    def bed(_result: Result) -> Iterator[Callable[[Result], None]]:
-        def do(result: Result) -> None:
-            seed = run.chances.randrange(1 << 31)
-            _round(result, devices, readers, clients, seed, length_s, deadline_s)
-
-        yield do
+    def do(result: Result) -> None:
+        seed = run.chances.randrange(1 << 31)
+        _round(result, devices, readers, clients, seed, length_s, deadline_s)
 
     run.do_rounds(
-        bed,
+        lambda _: nullcontext(do),
         lambda x: f"{x['reads']} reads, the longest took {x['longest_s']:.2f} s, "
         f"status of two devices {x['answered_s']:.2f} s",
     )

@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from os import PathLike
 from pathlib import Path
-from signal import SIGKILL, SIGSTOP
-from types import TracebackType
+from signal import SIGKILL, SIGSTOP, SIGTERM, raise_signal
+from types import FrameType, TracebackType
 from typing import Any
 
 from btrfs_ublk.base.helpers import SERVER, helper_path
+from btrfs_ublk.base.signals import interruptible
 from btrfs_ublk.server import Description
 
 #: They have nothing to lose, and SeaweedFS takes its time.
@@ -95,6 +96,31 @@ def _has_stopped(pid: int) -> bool:
             if task.read_text().rpartition(")")[2].split()[0] not in "TtZX":
                 return False
     return True
+
+
+def interrupted_at_line(number: int, module: str, body: Callable[[], object]) -> bool:
+    """Do something, with SIGTERM at the Nth line of a module (``image/layout.py``) that
+    runs. Returns False when it was done before that."""
+    left = number
+
+    def trace(frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.endswith(module):
+            return None
+        left -= event == "line"
+        if event == "line" and left == 0:
+            raise_signal(SIGTERM)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        with interruptible():
+            body()
+        return False
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
 
 
 def killed_at_event(number: int, body: Callable[[], object]) -> bool:

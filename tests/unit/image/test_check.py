@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner, Result
 from support.images import CSUM_TREE, Editor, mkimage
 from support.needs import Need
-from support.registry import Registry, registry_fixture
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS
 from btrfs_ublk.cli.image import command
@@ -225,31 +224,3 @@ def test_a_header_that_is_not_of_this_file_system(sparse_path: Path) -> None:
     assert uuid.startswith("pack: UUID is ") and uuid.endswith(f"says {other}")
     assert subvolumes == "pack: number of subvolumes is 2, and its header says 3"
     assert report["btrfs_check"] == "clean"
-
-
-registry = registry_fixture(tls=True)
-
-
-def stored(registry: Registry, digest: str) -> Path:
-    """The file in which the registry keeps a blob."""
-    hexadecimal = digest.partition(":")[2]
-    (path,) = registry.ca_file.parent.glob(f"storage/**/{hexadecimal}/data")
-    return path
-
-
-def test_images_of_a_registry(registry: Registry, image: LayoutName) -> None:
-    name, ca = f"{registry.host}/team/app:1", ("--ca-file", registry.ca_file)
-    argv = ["push", str(image), name, *map(str, ca)]
-    assert CliRunner().invoke(command, argv, catch_exceptions=False).exit_code == 0
-    report = checked(name, *ca)
-    assert report["clean"] and report["right_units"] == 10
-    assert report["btrfs_check"] == "clean"
-
-    path = stored(registry, data_of(image)[1].digest)
-    flip(path, 6 * UNIT)
-    done = check(name, *ca)
-    assert done.status == 1
-    assert done.line("unit 6 ").startswith(f"unit 6 at offset {6 * UNIT}: its digest ")
-    path.unlink()
-    done = check(name, *ca)
-    assert done.status == 1 and "HTTP 404" in done.line("data sha256:")

@@ -2,19 +2,15 @@
 
 import json
 import os
-import signal
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 from support.images import LAYER, ordinary_image, raw_index, sealed_image, tagged_image
 from support.needs import moments
-from support.processes import killed_at_event
+from support.processes import interrupted_at_line, killed_at_event
 
-from btrfs_ublk.base.signals import interruptible
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, build_image
@@ -227,29 +223,12 @@ def test_a_layout_is_not_made_over_something_else(tmp_path: Path) -> None:
 def test_a_signal_at_any_line_leaves_no_layout(tmp_path: Path) -> None:
     """Before it returns, nobody else could remove what it has made."""
     path = tmp_path / "layout"
-    lines = 0
-
-    def trace(frame: FrameType, event: str, _argument: Any) -> Any:
-        nonlocal lines
-        if not frame.f_code.co_filename.endswith("image/layout.py"):
-            return None
-        if event == "line":
-            lines -= 1
-            if lines == 0:
-                signal.raise_signal(signal.SIGTERM)
-        return trace
-
     for number in moments():
-        lines = number
-        sys.settrace(trace)
-        try:
-            with interruptible():
-                Layout.made(path)
+        if not interrupted_at_line(
+            number, "image/layout.py", lambda: Layout.made(path)
+        ):
             break
-        except KeyboardInterrupt:
-            assert not path.exists(), f"line {number} of those that ran"
-        finally:
-            sys.settrace(None)
+        assert not path.exists(), f"line {number} of those that ran"
     assert number > 10
 
 

@@ -2,21 +2,14 @@
 
 import errno
 import os
-import signal
 import stat
-import sys
 from itertools import count
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
-from support.attacker import UID, attacking, link_whatever_appears
-from support.processes import killed_at_event
+from support.processes import interrupted_at_line, killed_at_event
 
 from btrfs_ublk.base.gc import collect
-from btrfs_ublk.base.signals import interruptible
-from btrfs_ublk.content.digests import digest_file
 from btrfs_ublk.kernel.new_file import new_file, write_new
 
 pytestmark = pytest.mark.data
@@ -84,30 +77,15 @@ class TestNewFile:
     def test_interrupted_at_any_line(self, tmp_path: Path) -> None:
         """What it replaces is there, or what replaces it, and nothing else."""
         path = tmp_path / "file"
-        lines = 0
-
-        def trace(frame: FrameType, event: str, _argument: Any) -> Any:
-            nonlocal lines
-            if not frame.f_code.co_filename.endswith("kernel/new_file.py"):
-                return None
-            lines -= event == "line"
-            if event == "line" and lines == 0:
-                signal.raise_signal(signal.SIGTERM)
-            return trace
-
         for number in count(1):
             path.write_bytes(b"before")
-            lines = number
-            sys.settrace(trace)
-            try:
-                with interruptible():
-                    write_new(path, b"after", replace=True)
+            if not interrupted_at_line(
+                *(number, "kernel/new_file.py"),
+                lambda: write_new(path, b"after", replace=True),
+            ):
                 break
-            except KeyboardInterrupt:
-                assert path.read_bytes() in (b"before", b"after")
-                assert os.listdir(tmp_path) == ["file"], f"line {number} that ran"
-            finally:
-                sys.settrace(None)
+            assert path.read_bytes() in (b"before", b"after")
+            assert os.listdir(tmp_path) == ["file"], f"line {number} that ran"
         assert number > 20
 
     def test_gc_removes_what_a_killed_writer_left(self, tmp_path: Path) -> None:
@@ -135,27 +113,3 @@ class TestNewFile:
         finally:
             os.umask(before)
         assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640
-
-    @as_root
-    def test_a_link_that_comes_in_between(self, tmp_path: Path) -> None:
-        """The mode is not given to what another user's link leads to."""
-        victim = tmp_path / "victim"
-        victim.write_bytes(b"root's")
-        victim.chmod(0o600)
-        home = tmp_path / "home"
-        home.mkdir(mode=0o755)
-        os.chown(home, UID, UID)
-        source = tmp_path / "source"
-        source.write_bytes(bytes(4096))
-        digests = digest_file(source)
-        step = link_whatever_appears(victim, frozenset(["link"]))
-        with attacking(home, step):
-            for _ in range(300):
-                try:
-                    digests.write(home / "digests")
-                except FileExistsError:  # his link, seen in time
-                    (home / "digests").unlink(missing_ok=True)
-                except FileNotFoundError:  # he took it away in the midst
-                    pass
-        assert stat.S_IMODE(victim.stat().st_mode) == 0o600
-        assert victim.read_bytes() == b"root's"
