@@ -210,8 +210,7 @@ def _tell(steps: Steps, thing: object) -> None:
         )
     elif isinstance(thing, PhysicalMap):
         steps.done(
-            "mount it, check the map",
-            f"{len(thing)} extents, each where it is served",
+            "mount it, check the map", f"{len(thing)} extents, each where it is served"
         )
     elif isinstance(thing, Sprout):
         steps.done(

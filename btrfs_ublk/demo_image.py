@@ -86,8 +86,7 @@ def show_image(
         if said.stdout.strip() != "hello" or (two / "greeting").exists():
             raise BtrfsUblkError("a shell in fork 'one' did not write to it alone")
         done(
-            "run a shell in 'one'",
-            f"its file is not in 'two'; {_more(name, up_bytes)}",
+            "run a shell in 'one'", f"its file is not in 'two'; {_more(name, up_bytes)}"
         )
         if _sha256(two / "large") != digest:
             raise BtrfsUblkError("fork 'two' does not read as the image was built")

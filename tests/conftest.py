@@ -25,14 +25,7 @@ from support.sanitized_build import (
 )
 from support.system_state import SystemState, state_after, system_state
 
-from btrfs_ublk.base.capabilities import (
-    BTRFS,
-    FUSE,
-    LOOP,
-    ROOT,
-    UBLK,
-    sparse_directory,
-)
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, UBLK, sparse_directory
 from btrfs_ublk.base.ledger import process_ledger
 from btrfs_ublk.device.locks import registry_locked
 from btrfs_ublk.device.state import RUN_VARIABLE, devices_directory

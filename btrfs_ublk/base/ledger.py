@@ -295,11 +295,7 @@ class Ledger:
 
     @contextmanager
     def holding(
-        self,
-        kind: str,
-        *,
-        undo: Undo | None = None,
-        **details: Any,
+        self, kind: str, *, undo: Undo | None = None, **details: Any
     ) -> Iterator[Entry]:
         """Enter a thing, and remove and strike it out when the block is left.
 

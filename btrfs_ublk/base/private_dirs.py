@@ -9,12 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from btrfs_ublk.errors import (
-    BtrfsUblkError,
-    CapabilityError,
-    UsageError,
-    why_unread,
-)
+from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError, why_unread
 
 #: Volumes are kept in the directory that the variable names, else in this one.
 VOLUMES_VARIABLE = "BTRFS_UBLK_VOLUMES_DIR"

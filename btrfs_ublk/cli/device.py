@@ -32,8 +32,7 @@ from btrfs_ublk.server import Description, FrontEndName, ServerStats
 from btrfs_ublk.units import format_size, parse_block_size
 
 _name = click.argument(
-    "name",
-    shell_complete=completing(lambda: (x.name for x in device_directories())),
+    "name", shell_complete=completing(lambda: (x.name for x in device_directories()))
 )
 _timeout = click.option(
     "--timeout",

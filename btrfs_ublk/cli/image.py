@@ -12,12 +12,7 @@ import click
 
 from btrfs_ublk import image as images
 from btrfs_ublk import volume as volumes
-from btrfs_ublk.base.entry import (
-    NounGroup,
-    PathType,
-    json_option,
-    print_rows,
-)
+from btrfs_ublk.base.entry import NounGroup, PathType, json_option, print_rows
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.signals import deferred, too_late
 from btrfs_ublk.base.text import visible
@@ -34,11 +29,7 @@ from btrfs_ublk.cli.image_options import (
     with_first,
 )
 from btrfs_ublk.cli.image_run import bring_up, with_settings
-from btrfs_ublk.cli.volume_options import (
-    take_down,
-    volume_name,
-    volumes_base,
-)
+from btrfs_ublk.cli.volume_options import take_down, volume_name, volumes_base
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.units import exact_size, format_size
 
@@ -194,11 +185,7 @@ def index(
 @click.argument("image")
 @with_access
 @json_option
-def inspect(
-    image: str,
-    access: images.RegistryAccess,
-    as_json: bool,
-) -> None:
+def inspect(image: str, access: images.RegistryAccess, as_json: bool) -> None:
     """Show what is in a sealed image, and what it costs.
 
     IMAGE is oci:DIRECTORY[:TAG], or REGISTRY/REPOSITORY:TAG or @DIGEST: of that, only

@@ -67,13 +67,7 @@ def fork(
             ("mode", "layer"), "has no meaning with --from, whose fork has both"
         )
     made = volumes.fork_image(
-        name,
-        fork,
-        source=source,
-        layer=layer,
-        mode=mode,
-        quota_bytes=quota,
-        base=base,
+        name, fork, source=source, layer=layer, mode=mode, quota_bytes=quota, base=base
     )
     keys = {"name": name, "fork": fork, "path": str(made)}
     keys |= {"mode": mode} if source is None else {"from": source}

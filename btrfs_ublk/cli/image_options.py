@@ -36,9 +36,7 @@ registry_options = stacked(
         help="Certificates (PEM) to trust for the registry.  [the system's]",
     ),
     click.option(
-        "--insecure",
-        is_flag=True,
-        help="Ask the registry by http; on loopback only.",
+        "--insecure", is_flag=True, help="Ask the registry by http; on loopback only."
     ),
 )
 #: The options that name caches in front of a registry.
@@ -51,9 +49,7 @@ via_options = stacked(
         "  [those of hosts.toml]",
     ),
     click.option(
-        "--via-plain",
-        is_flag=True,
-        help="Tokens may go to those caches without TLS.",
+        "--via-plain", is_flag=True, help="Tokens may go to those caches without TLS."
     ),
 )
 #: Those of commands that make an image in a layout.
@@ -105,9 +101,7 @@ platform_option = click.option(
 
 
 max_inline_option = click.option(
-    "--max-inline",
-    type=SizeType(),
-    help="Smaller files are in the metadata.  [2K]",
+    "--max-inline", type=SizeType(), help="Smaller files are in the metadata.  [2K]"
 )
 
 

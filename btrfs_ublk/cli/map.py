@@ -17,11 +17,7 @@ from btrfs_ublk.base.entry import (
 )
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.urls import shown_value
-from btrfs_ublk.cli.map_options import (
-    device_argument,
-    map_option,
-    stats_lines,
-)
+from btrfs_ublk.cli.map_options import device_argument, map_option, stats_lines
 from btrfs_ublk.cli.mirror_options import mirror_options, mirrors_of, parse_json
 from btrfs_ublk.content import (
     Added,
@@ -92,9 +88,7 @@ def command() -> None:
     "--unit", type=SizeType(), help="What is fetched as a whole, 4K to 1M.  [256K]"
 )
 @click.option(
-    "--digests",
-    type=PathType(),
-    help="A file of `map digest`, which the server reads.",
+    "--digests", type=PathType(), help="A file of `map digest`, which the server reads."
 )
 @click.option("--root", metavar="HEX", help="The root digest that they must have.")
 @click.option(
@@ -103,20 +97,13 @@ def command() -> None:
     help="What the source is compressed with: gzip, zstd. Needs --index.",
 )
 @click.option(
-    "--index",
-    type=PathType(),
-    help="A file of `map index`, which the server reads.",
+    "--index", type=PathType(), help="A file of `map index`, which the server reads."
 )
 @map_option
 @json_option
 @click.pass_context
 def add(
-    ctx: click.Context,
-    /,
-    device: str,
-    path: str | None,
-    as_json: bool,
-    **options: Any,
+    ctx: click.Context, /, device: str, path: str | None, as_json: bool, **options: Any
 ) -> None:
     """Map a range of the virtual data to a source.
 
@@ -234,11 +221,7 @@ def _print_row(words: tuple[str, ...]) -> None:
 @map_option
 @json_option
 def show(
-    device: str,
-    offset: int | None,
-    number: int | None,
-    path: str | None,
-    as_json: bool,
+    device: str, offset: int | None, number: int | None, path: str | None, as_json: bool
 ) -> None:
     """Print a mapping, and its source.
 
@@ -380,12 +363,7 @@ def index(file: Path, codec: str, spacing: int, output: Path, as_json: bool) -> 
     """
     try:
         with progress(f"reading {file.name}"):
-            made = make_index(
-                file,
-                output,
-                codec=codec,
-                spacing_bytes=spacing,
-            )
+            made = make_index(file, output, codec=codec, spacing_bytes=spacing)
     except OSError as error:
         raise UsageError(f"{error.filename or output}: {error.strerror}") from error
     if as_json:

@@ -12,8 +12,7 @@ from btrfs_ublk.device.state import device_directories
 from btrfs_ublk.units import exact_size, format_size
 
 device_argument = click.argument(
-    "device",
-    shell_complete=completing(lambda: (x.name for x in device_directories())),
+    "device", shell_complete=completing(lambda: (x.name for x in device_directories()))
 )
 map_option = click.option(
     "--map", "path", metavar="FILE", help="Which map, where the device has several."

@@ -9,12 +9,7 @@ from pathlib import Path
 
 import click
 
-from btrfs_ublk.base.entry import (
-    NounGroup,
-    PathType,
-    json_option,
-    print_rows,
-)
+from btrfs_ublk.base.entry import NounGroup, PathType, json_option, print_rows
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.base.text import visible
@@ -75,11 +70,7 @@ def setup(store: Path) -> None:
 @volumes_base
 @json_option
 def add(
-    name: str,
-    names: Sequence[str],
-    store: Path,
-    base: Path | None,
-    as_json: bool,
+    name: str, names: Sequence[str], store: Path, base: Path | None, as_json: bool
 ) -> None:
     """Let podman see the image of a volume.
 

@@ -439,10 +439,7 @@ def add_image(
 
 
 @on_volume(
-    click.argument("source"),
-    click.argument("path"),
-    platform_option,
-    with_access,
+    click.argument("source"), click.argument("path"), platform_option, with_access
 )
 def add_tree(
     name: str,

@@ -122,11 +122,7 @@ def setting_option(key: str) -> Callable[[Function], Function]:
             metavar=kind.metavar,
             help=f"{setting.help}  [{setting.default_text}]",
         )
-    types: dict[Any, Any] = {
-        Path: PathType(),
-        int: CountType(0),
-        float: SecondsType(0),
-    }
+    types: dict[Any, Any] = {Path: PathType(), int: CountType(0), float: SecondsType(0)}
     type_ = types.get(kind.type, kind.type)
     return click.option(
         name,

@@ -99,10 +99,7 @@ def diff(
             file.seek(0)
             made.digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
             file.seek(0)
-            labels = {
-                **request.labels,
-                _DIFF_ID: compressed.diff_id,
-            }
+            labels = {**request.labels, _DIFF_ID: compressed.diff_id}
             passed = tuple((key, x) for key, x in metadata if key == _NAMESPACE)
             with grpc.insecure_channel(f"unix:{containerd}") as channel:
                 lease = _lease(channel, passed)
@@ -170,11 +167,7 @@ def _store(
             yield make(action=_ACTION_WRITE, ref=ref, offset=offset, data=data)
             offset += len(data)
         yield make(
-            action=_ACTION_COMMIT,
-            ref=ref,
-            offset=offset,
-            total=offset,
-            labels=labels,
+            action=_ACTION_COMMIT, ref=ref, offset=offset, total=offset, labels=labels
         )  # NB: where it expects a digest that is there, the lease does not get that.
 
     write: Any = channel.stream_stream(

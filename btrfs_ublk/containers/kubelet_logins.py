@@ -208,8 +208,7 @@ class KubeletLogins:
 
     def _plugin_of(self, place: str) -> Plugin | None:
         return next(
-            (x for x in self._plugins if any(matches(y, place) for y in x.images)),
-            None,
+            (x for x in self._plugins if any(matches(y, place) for y in x.images)), None
         )
 
     def _path(self, place: str) -> Path:

@@ -159,11 +159,7 @@ class PodmanStore:
         return sorted(found, key=lambda one: one.volume)
 
     def add(
-        self,
-        volume: str,
-        *,
-        names: Sequence[str] = (),
-        base: StrPath | None = None,
+        self, volume: str, *, names: Sequence[str] = (), base: StrPath | None = None
     ) -> PodmanImage:
         """Have podman see the image of a volume that is up, by ``names``, or by that of
         which the volume was made. Its manifest and config are looked up there. Raises

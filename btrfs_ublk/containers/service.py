@@ -275,8 +275,7 @@ def _start(path: Path, handlers: list[grpc.GenericRpcHandler]) -> grpc.Server:
         os.umask(mask)
     if not bound:
         raise BtrfsUblkError(
-            f"cannot listen at {path}",
-            hint="its directory must be writable",
+            f"cannot listen at {path}", hint="its directory must be writable"
         )
     server.start()
     return server

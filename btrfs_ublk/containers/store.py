@@ -130,10 +130,7 @@ class SnapshotStore:
         self._reserve = path.with_name("reserve")
         self._lost = ""  # why the log may lack changes on the disk; "": it does not
         self._connection = sqlite3.connect(
-            path,
-            timeout=_BUSY_TIMEOUT_S,
-            isolation_level=None,
-            check_same_thread=False,
+            path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
         )
         try:
             self._open(path)

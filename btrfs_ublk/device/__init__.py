@@ -5,11 +5,7 @@ from typing import TYPE_CHECKING
 from btrfs_ublk.base.exports import exporter
 
 if TYPE_CHECKING:
-    from btrfs_ublk.device.collect import (
-        Collected,
-        collect_devices,
-        collect_half_made,
-    )
+    from btrfs_ublk.device.collect import Collected, collect_devices, collect_half_made
     from btrfs_ublk.device.lifecycle import (
         DeviceOptions,
         add_device,

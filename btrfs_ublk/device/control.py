@@ -12,12 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from btrfs_ublk.base.process import SupportsFileno, readable
-from btrfs_ublk.server.control import (
-    ControlError,
-    Message,
-    check_refusal,
-    send_request,
-)
+from btrfs_ublk.server.control import ControlError, Message, check_refusal, send_request
 
 _NAME = "control"
 #: The server answers as many clients at a time.

@@ -27,10 +27,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def wait_for_change(
-    directory: Path,
-    condition: Callable[[], T | None],
-    *,
-    timeout_s: float,
+    directory: Path, condition: Callable[[], T | None], *, timeout_s: float
 ) -> T | None:
     """Call ``condition`` whenever a file is moved into ``directory`` or out of it, and
     return its first true value; None after ``timeout_s`` seconds.

@@ -162,8 +162,7 @@ def _spec(name: str, description: Description, options: DeviceOptions) -> Device
             hint="leave the number out, and the first free one is taken",
         )
     front_end = choose_front_end(
-        options.front_end,
-        only_ublk=number is not None or bool(options.features),
+        options.front_end, only_ublk=number is not None or bool(options.features)
     )
     spec = DeviceSpec(
         name=name,

@@ -14,10 +14,7 @@ from typing import Any
 
 from btrfs_ublk.base.helpers import SERVER, helper_path
 from btrfs_ublk.base.process import run
-from btrfs_ublk.device.lifecycle import (
-    checked_server,
-    recover_device,
-)
+from btrfs_ublk.device.lifecycle import checked_server, recover_device
 from btrfs_ublk.device.locks import lock_file, registry_locked
 from btrfs_ublk.device.report import Device, is_alive, show_device
 from btrfs_ublk.device.state import (

@@ -6,11 +6,7 @@ from btrfs_ublk.base.exports import exporter
 
 if TYPE_CHECKING:
     from btrfs_ublk.image.access import RegistryAccess, RegistryError
-    from btrfs_ublk.image.build import (
-        BuildOptions,
-        BuiltImage,
-        build_image,
-    )
+    from btrfs_ublk.image.build import BuildOptions, BuiltImage, build_image
     from btrfs_ublk.image.check import CheckReport, check_image
     from btrfs_ublk.image.commit import CommittedImage
     from btrfs_ublk.image.convert import ConvertedImage, convert_image

@@ -50,10 +50,7 @@ class RegistryAccess:
     def of(self, registry: str) -> RegistryAccess:
         """Return how to get to one of several registries: only those on loopback are
         asked by http."""
-        return replace(
-            self,
-            insecure=self.insecure and on_loopback(registry),
-        )
+        return replace(self, insecure=self.insecure and on_loopback(registry))
 
     def caches(self, netloc: str) -> tuple[str, ...]:
         """Return the caches in front of a registry. Raises UsageError."""

@@ -202,18 +202,12 @@ def source_date_epoch() -> int | None:
 
 
 def seal(
-    layout: Layout,
-    made: Path,
-    report: dict[str, Any],
-    opened: OpenedSource,
-    tag: str,
+    layout: Layout, made: Path, report: dict[str, Any], opened: OpenedSource, tag: str
 ) -> BuiltImage:
     """Add to a layout what mkimage has made in the directory ``made``, and told in its
     report, with the ordinary image that is there; then name that. Raises OSError."""
     digests = Digests(
-        (made / "data").stat().st_size,
-        report["unit"],
-        (made / "digests").read_bytes(),
+        (made / "data").stat().st_size, report["unit"], (made / "digests").read_bytes()
     )
     header = header_of(
         made / "seed.img",

@@ -225,10 +225,7 @@ def _merged(
     there = [_with_platform(one, repository) for one in there]
     ordinary, sealed = descriptors(new, "manifests", where)
     ours = platform_of(ordinary.platform)
-    if not is_index(before) and platform_of(there[0].platform) in (
-        ours,
-        _NO_PLATFORM,
-    ):
+    if not is_index(before) and platform_of(there[0].platform) in (ours, _NO_PLATFORM):
         return index
     gone = {one.digest for one in there if platform_of(one.platform) == ours}
     stale = {sealed.digest}

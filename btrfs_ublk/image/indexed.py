@@ -47,12 +47,7 @@ from btrfs_ublk.image.pack import (
     selection_path,
     write_pack,
 )
-from btrfs_ublk.image.reference import (
-    DEFAULT_TAG,
-    LayoutName,
-    Name,
-    check_tag,
-)
+from btrfs_ublk.image.reference import DEFAULT_TAG, LayoutName, Name, check_tag
 from btrfs_ublk.image.source import OpenedSource, open_source
 from btrfs_ublk.units import MIB
 

@@ -359,12 +359,7 @@ def pull_image(
     its own digest: a signature of the index counts as well, if the image is in it.
     """
     with pulling(
-        reference,
-        access,
-        store,
-        policy=policy,
-        listed_in=listed_in,
-        progress=progress,
+        reference, access, store, policy=policy, listed_in=listed_in, progress=progress
     ) as found:
         found.keep(store, pinned=pinned)
     return PulledImage(reference, found.sealed.digest, found.why, found.fetched_bytes)

@@ -262,11 +262,7 @@ def read_rest(
     RegistryError, NoAnswer."""
     headers = {"Range": f"bytes={done}-"} if done else {}
     with connection.request(
-        "GET",
-        path,
-        what=f"get the blob {one.digest}",
-        ok=(200, 206),
-        headers=headers,
+        "GET", path, what=f"get the blob {one.digest}", ok=(200, 206), headers=headers
     ) as response:
         skipped = done if response.status_code == 200 else 0
         if not skipped and done:

@@ -254,8 +254,5 @@ class S3Files(Bucket, Files):
         )
         with self._asking(f"upload {name}"), open(path, "rb") as file:
             self._client.upload_fileobj(
-                file,
-                **self._object(name),
-                Config=config,
-                Callback=progress,
+                file, **self._object(name), Config=config, Callback=progress
             )

@@ -31,12 +31,7 @@ from btrfs_ublk.image.documents import (
 from btrfs_ublk.image.layout import Layout, blob_name
 from btrfs_ublk.image.pack import next_chain_id
 from btrfs_ublk.image.places import open_repository
-from btrfs_ublk.image.reference import (
-    LayoutName,
-    Name,
-    Reference,
-    check_digest,
-)
+from btrfs_ublk.image.reference import LayoutName, Name, Reference, check_digest
 from btrfs_ublk.image.repository import Document
 from btrfs_ublk.image.transfer import fetch_into
 
@@ -188,10 +183,7 @@ def _check_ordinary(
     where = str(source)
     parsed = parse_document(document.data, where)
     if parsed.get("artifactType") == ARTIFACT:
-        raise UsageError(
-            f"{where} is a sealed image already",
-            hint=_SEALED_HINT,
-        )
+        raise UsageError(f"{where} is a sealed image already", hint=_SEALED_HINT)
     for layer in descriptors(parsed, "layers", where):
         what = f"{where} has a layer of the type {layer.media_type!r}"
         if layer.media_type.endswith("+encrypted"):

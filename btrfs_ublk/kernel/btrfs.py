@@ -223,10 +223,7 @@ def forget_device(device: Path) -> None:
 def filesystem_uuid(target: Path) -> uuid.UUID:
     """Return the fsid of the btrfs that holds ``target``. Raises BtrfsUblkError."""
     answer = _ioctl(
-        target,
-        _IOC_FS_INFO,
-        bytes(_FS_INFO_BYTES),
-        what=f"{target} is on no btrfs",
+        target, _IOC_FS_INFO, bytes(_FS_INFO_BYTES), what=f"{target} is on no btrfs"
     )
     return uuid.UUID(bytes=_FS_INFO.unpack_from(answer)[2])
 

@@ -214,8 +214,7 @@ def _explained(what: str) -> Iterator[None]:
     except OSError as error:
         said = "".join(f"\n  {line}" for line in getattr(error, "__notes__", ()))
         raise CommandError(
-            f"{what}: {error.strerror or error}{said}",
-            hint="see the kernel log: dmesg",
+            f"{what}: {error.strerror or error}{said}", hint="see the kernel log: dmesg"
         ) from error
 
 

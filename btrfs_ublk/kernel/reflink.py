@@ -161,12 +161,7 @@ def clone_file(
 
 
 def clone_beneath(
-    source: File,
-    top: int,
-    path: str,
-    *,
-    source_offset: int,
-    size_bytes: int,
+    source: File, top: int, path: str, *, source_offset: int, size_bytes: int
 ) -> None:
     """Do as clone_file(), to a path below the directory ``top``, which others may
     change meanwhile; see place_beneath() and new_file(). Raises OSError as well."""

@@ -130,11 +130,7 @@ class PhysicalMap(Sequence[MapRow]):
         return best
 
     def assert_virtual_data(
-        self,
-        *,
-        size_bytes: int,
-        device_offset: int | None = None,
-        whole: bool = True,
+        self, *, size_bytes: int, device_offset: int | None = None, whole: bool = True
     ) -> ContiguousRun:
         """Assert what a file of virtual data needs before use: assert_plain(), and that
         its bytes are at the expected place on the device.

@@ -11,12 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from btrfs_ublk.physmap import ContiguousRun, MappingError, PhysicalMap
-from btrfs_ublk.server.description import (
-    Description,
-    FileSegment,
-    Segment,
-    fill,
-)
+from btrfs_ublk.server.description import Description, FileSegment, Segment, fill
 
 DEFAULT_FILENAME = ".btrfs-ublk-virtual-data"
 #: The subvolume that a plain mount of a seed shows (SEED_SUBVOLUME_NAME in seed.h).

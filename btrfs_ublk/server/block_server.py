@@ -70,14 +70,8 @@ class BlockServer:
         self._front_end_name = front_end
         self._front_end: FrontEnd | None = None
         self._features = list(features)
-        self._flags = {
-            "realtime": realtime,
-        }
-        self._options = {
-            "queues": queues,
-            "depth": depth,
-            "max-io": max_io_bytes,
-        }
+        self._flags = {"realtime": realtime}
+        self._options = {"queues": queues, "depth": depth, "max-io": max_io_bytes}
         self._ready_timeout_s = ready_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._ledger = ledger
@@ -94,8 +88,7 @@ class BlockServer:
             raise BtrfsUblkError("this block server runs already")
         self._ledger = ledger = self._ledger or process_ledger()
         self._front_end = front_end = choose_front_end(
-            self._front_end_name,
-            only_ublk=bool(self._features),
+            self._front_end_name, only_ublk=bool(self._features)
         )
         try:
             with deferred():
@@ -308,8 +301,7 @@ class BlockServer:
             self.final_stats = ServerStats.parse(stopped["stats"])
         except InUseError as error:
             raise LeftoverError(
-                f"{self._device} is in use and was not removed",
-                hint="unmount it first",
+                f"{self._device} is in use and was not removed", hint="unmount it first"
             ) from error
         except ControlError as error:
             log.warning("%s", child.failure(f"does not stop as asked ({error})"))

@@ -235,9 +235,7 @@ class PatternSegment(Segment):
     def moved(self, by_bytes: int) -> PatternSegment:
         """Move the segment; its content is relative to its start."""
         return PatternSegment(
-            offset=self.offset + by_bytes,
-            length=self.length,
-            base=self.base - by_bytes,
+            offset=self.offset + by_bytes, length=self.length, base=self.base - by_bytes
         )
 
 

@@ -21,9 +21,7 @@ _CRASHING = (6, 7, 0), (6, 14, 6)
 
 
 def choose_front_end(
-    name: FrontEndName = "auto",
-    *,
-    only_ublk: bool = False,
+    name: FrontEndName = "auto", *, only_ublk: bool = False
 ) -> FrontEnd:
     """Make the front end of a server. ``only_ublk``: something was asked for that fuse
     does not have. Raises CapabilityError when this machine lacks it."""

@@ -268,8 +268,7 @@ class Daemon:
     def _serve(self) -> None:
         while True:
             ready = self._asked.wait(
-                [self._listener, self._woken, *self._silent],
-                timeout_s=self._idle_s(),
+                [self._listener, self._woken, *self._silent], timeout_s=self._idle_s()
             )
             self._forget_ended()
             for connection in [x for x in self._silent if x.fileno() in ready]:

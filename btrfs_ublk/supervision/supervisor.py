@@ -545,10 +545,7 @@ def supervise(
     ``lock`` is the directory's. ``inherited`` are descriptors that another program in
     our place kept open."""
     logbook = Logbook(directory.log)
-    log.handlers[:] = [
-        logbook.handler(),
-        *(log.handlers or [logging.StreamHandler()]),
-    ]
+    log.handlers[:] = [logbook.handler(), *(log.handlers or [logging.StreamHandler()])]
     log.setLevel(logging.INFO)
     log.propagate = False
     stay_in_memory()

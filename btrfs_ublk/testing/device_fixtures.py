@@ -55,11 +55,9 @@ class DeviceFactory(Factory["BlockServer"]):
         )
 
 
-(
-    btrfs_ublk_device,
-    btrfs_ublk_device_module,
-    btrfs_ublk_device_session,
-) = one_for_each_scope(DeviceFactory)
+btrfs_ublk_device, btrfs_ublk_device_module, btrfs_ublk_device_session = (
+    one_for_each_scope(DeviceFactory)
+)
 (
     btrfs_ublk_device_factory,
     btrfs_ublk_device_factory_module,

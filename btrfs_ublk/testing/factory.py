@@ -108,9 +108,7 @@ def _let_go_of_failures() -> None:
 Fixture = Any
 
 
-def one_for_each_scope(
-    factory: type[Factory[T]],
-) -> tuple[Fixture, Fixture, Fixture]:
+def one_for_each_scope(factory: type[Factory[T]]) -> tuple[Fixture, Fixture, Fixture]:
     """Make fixtures of scope function, module and session for a factory's default."""
 
     def one(request: pytest.FixtureRequest) -> Iterator[T]:

@@ -89,10 +89,7 @@ class RangeServerFactory(Factory[RangeServer]):
         return self()
 
     def __call__(
-        self,
-        directory: Path | None = None,
-        *,
-        files: Mapping[str, bytes] | None = None,
+        self, directory: Path | None = None, *, files: Mapping[str, bytes] | None = None
     ) -> RangeServer:
         """Serve ``directory``, or a new one, and put ``files`` there."""
         place = self.directory()

@@ -85,11 +85,9 @@ class VolumeFactory(Factory["Volume"]):
         return made
 
 
-(
-    btrfs_ublk_volume,
-    btrfs_ublk_volume_module,
-    btrfs_ublk_volume_session,
-) = one_for_each_scope(VolumeFactory)
+btrfs_ublk_volume, btrfs_ublk_volume_module, btrfs_ublk_volume_session = (
+    one_for_each_scope(VolumeFactory)
+)
 (
     btrfs_ublk_volume_factory,
     btrfs_ublk_volume_factory_module,

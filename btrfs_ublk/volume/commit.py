@@ -25,12 +25,7 @@ from btrfs_ublk.kernel.btrfs import (
     subvolume_uuids,
 )
 from btrfs_ublk.kernel.new_file import new_file
-from btrfs_ublk.kernel.send import (
-    StreamHead,
-    changed_paths,
-    read_head,
-    write_changes,
-)
+from btrfs_ublk.kernel.send import StreamHead, changed_paths, read_head, write_changes
 from btrfs_ublk.volume.definition import image_access
 from btrfs_ublk.volume.forks import (
     COMMITS_DIRECTORY,
@@ -285,10 +280,7 @@ def _changes(fork: Fork, moment: Path) -> tuple[Changes, Path]:
             f"-o {fork.path}",
         )
     found = changed_paths(moment, fork.layer)
-    return (
-        changes_between(moment, fork.layer, found.paths, found.attributes),
-        moment,
-    )
+    return (changes_between(moment, fork.layer, found.paths, found.attributes), moment)
 
 
 @contextmanager
@@ -327,10 +319,7 @@ def _with_layer(
 
 @contextmanager
 def _temporary(
-    name: str,
-    mount: Path,
-    base: StrPath | None,
-    make: Callable[[Path, str], object],
+    name: str, mount: Path, base: StrPath | None, make: Callable[[Path, str], object]
 ) -> Iterator[Path]:
     """Yield a subvolume that lasts as long as the block."""
     path, lock = mount / COMMITS_DIRECTORY / os.urandom(8).hex(), -1

@@ -580,10 +580,7 @@ class VolumeDefinition:
         up="with caches",
     )
     via_plain: bool = _setting(
-        False,
-        "via_plain",
-        Flag(),
-        "Credentials may go to those caches without TLS.",
+        False, "via_plain", Flag(), "Credentials may go to those caches without TLS."
     )
     files: tuple[VolumeFile, ...] = _setting(
         (), "file", Files(), "The files in it.", change="at once"

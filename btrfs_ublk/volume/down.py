@@ -18,11 +18,7 @@ from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
 from btrfs_ublk.kernel import loop as _loop  # noqa: F401
 from btrfs_ublk.kernel.mount import is_frozen, mounted
 from btrfs_ublk.kernel.temporary import loops_below
-from btrfs_ublk.volume.device import (
-    drop_device,
-    find_device,
-    refuse_removed_directory,
-)
+from btrfs_ublk.volume.device import drop_device, find_device, refuse_removed_directory
 from btrfs_ublk.volume.forks import FORKS_DIRECTORY, mount_overlays, unmount_overlays
 from btrfs_ublk.volume.mounts import (
     forget,

@@ -386,9 +386,7 @@ class Access:
     ca_file: Path | None = None
 
     def given_to(
-        self,
-        files: Sequence[_File],
-        environment: Mapping[str, str] = os.environ,
+        self, files: Sequence[_File], environment: Mapping[str, str] = os.environ
     ) -> list[_File]:
         """Return the files with these keys, and with the environment's endpoint. Raises
         UsageError for a key that applies to none of the files.

@@ -22,11 +22,7 @@ from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.base.undo import undoing
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.kernel.beneath import (
-    existing_beneath,
-    opened_directory,
-    place_beneath,
-)
+from btrfs_ublk.kernel.beneath import existing_beneath, opened_directory, place_beneath
 from btrfs_ublk.kernel.btrfs import commit_transaction, filesystem_uuid
 from btrfs_ublk.kernel.reflink import clone_beneath, clone_in_directory
 from btrfs_ublk.volume.definition import VolumeDefinition

@@ -28,12 +28,7 @@ from uuid import UUID
 from btrfs_ublk.base.log import log
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.base.undo import undoing
-from btrfs_ublk.errors import (
-    BtrfsUblkError,
-    CapabilityError,
-    LeftoverError,
-    UsageError,
-)
+from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, LeftoverError, UsageError
 from btrfs_ublk.kernel.attributes import NO_COW, remove_acls, remove_attributes
 from btrfs_ublk.kernel.btrfs import (
     charged_bytes,
@@ -55,11 +50,7 @@ from btrfs_ublk.kernel.mountinfo import MountInfo, texts_elsewhere
 from btrfs_ublk.kernel.users import pids_using
 from btrfs_ublk.units import exact_size
 from btrfs_ublk.volume.definition import DEFAULT_FORK_MODE, ForkMode
-from btrfs_ublk.volume.mounts import (
-    mounts_of,
-    overlay_source,
-    wait_for_users_elsewhere,
-)
+from btrfs_ublk.volume.mounts import mounts_of, overlay_source, wait_for_users_elsewhere
 
 LAYERS_DIRECTORY = "layers"
 FORKS_DIRECTORY = "forks"
@@ -528,10 +519,7 @@ def _layers(mount: Path) -> dict[UUID, Path]:
 
 
 def _look(
-    mount: Path,
-    name: str,
-    layers: Mapping[UUID, Path],
-    quota_of: Callable[[Path], Any],
+    mount: Path, name: str, layers: Mapping[UUID, Path], quota_of: Callable[[Path], Any]
 ) -> Fork | None:
     """Return the fork of a name, None when there is none."""
     own, path = mount / OVERLAYS_DIRECTORY / name, mount / FORKS_DIRECTORY / name

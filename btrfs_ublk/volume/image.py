@@ -245,8 +245,7 @@ def up_with_image(name: str, base: os.PathLike[str] | str | None) -> Iterator[Up
         found = look_at_volume(volume, is_ours=True)
         if not found.is_up or found.mount is None or found.device is None:
             raise UsageError(
-                f"volume {name!r} is {found.state}",
-                hint=f"btrfs-ublk volume up {name}",
+                f"volume {name!r} is {found.state}", hint=f"btrfs-ublk volume up {name}"
             )
         yield UpImage(
             mount=found.mount,

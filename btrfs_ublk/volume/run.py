@@ -205,11 +205,7 @@ def _kill_children() -> None:
 
 
 def _become(
-    root: Path,
-    words: Sequence[str],
-    settings: RunSettings,
-    mask: set[int],
-    failed: int,
+    root: Path, words: Sequence[str], settings: RunSettings, mask: set[int], failed: int
 ) -> NoReturn:
     """Become the command. If that fails, write exit status and reason to a pipe."""
     told = "1 it was interrupted"

@@ -59,10 +59,7 @@ class Volume:
         """
         path = self.target / name
         try:
-            with (
-                opened_directory(self.target) as top,
-                self.virtual_file() as virtual,
-            ):
+            with opened_directory(self.target) as top, self.virtual_file() as virtual:
                 clone_beneath(
                     virtual,
                     top,

@@ -257,10 +257,7 @@ def add_listed(
 ) -> None:
     """Make a listed tree in the volume mounted at ``target``, whose lock the caller
     has, and record that it was made. Raises as add_tree() does."""
-    with (
-        opened_top(volume, target) as top,
-        opened_virtual_data(volume, top) as virtual,
-    ):
+    with opened_top(volume, target) as top, opened_virtual_data(volume, top) as virtual:
         _remove_half(volume, top)
         path = _checked(volume, top, tree.path)
         with _adding(volume, top, path, None) as directory:
@@ -343,12 +340,7 @@ def _name_of(image: Name) -> str:
     return image.repository.rpartition("/")[2]
 
 
-def _add(
-    volume: VolumeDirectory,
-    image: _Image,
-    path: str,
-    task: Task,
-) -> AddedTree:
+def _add(volume: VolumeDirectory, image: _Image, path: str, task: Task) -> AddedTree:
     task.say("look at its files")
     total, *_ = _make(image, Task())
     with volume.locked(timeout_s=LOCK_TIMEOUT_S) as lock:

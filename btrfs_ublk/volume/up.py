@@ -51,11 +51,7 @@ from btrfs_ublk.volume.device import (
 from btrfs_ublk.volume.down import KeptLedger, take_down
 from btrfs_ublk.volume.files import add_files, as_made, check_files
 from btrfs_ublk.volume.forks import mount_overlays
-from btrfs_ublk.volume.image import (
-    check_seed_of_image,
-    map_image,
-    refuse_another_image,
-)
+from btrfs_ublk.volume.image import check_seed_of_image, map_image, refuse_another_image
 from btrfs_ublk.volume.mounts import is_read_only, mount_points
 from btrfs_ublk.volume.report import KeptVolume, look_at_volume
 from btrfs_ublk.volume.resize import check_writable, grow_writable

@@ -61,10 +61,7 @@ def test_snapshots(tmp_path: Path, commit: str) -> None:
     for _ in range(2):  # the first time, the file gets this version
         store = SnapshotStore(tmp_path / "snapshots.db")
         found = {each.name: (each.kind, each.parent) for each in store.find()}
-        assert found == {
-            "layer": (Kind.COMMITTED, ""),
-            "run": (Kind.ACTIVE, "layer"),
-        }
+        assert found == {"layer": (Kind.COMMITTED, ""), "run": (Kind.ACTIVE, "layer")}
         store.close()
 
 

@@ -36,9 +36,7 @@ _NEEDED: dict[str, tuple[Capability, ...]] = {
 
 @pytest.mark.device
 @pytest.mark.parametrize(
-    "document",
-    [x for x in _DOCUMENTS if steps(x)],
-    ids=lambda path: path.stem,
+    "document", [x for x in _DOCUMENTS if steps(x)], ids=lambda path: path.stem
 )
 def test_it_does_what_it_says(document: Path, sparse_path: Path, need: Need) -> None:
     need(ROOT, BTRFS, LOOP, FUSE, *_NEEDED.get(document.name, ()))

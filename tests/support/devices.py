@@ -89,10 +89,7 @@ def description_file(directory: Path, description: Description = DESCRIPTION) ->
 
 
 def wait_for(
-    name: str,
-    condition: Callable[[DeviceState], bool],
-    *,
-    timeout_s: float = TIMEOUT_S,
+    name: str, condition: Callable[[DeviceState], bool], *, timeout_s: float = TIMEOUT_S
 ) -> DeviceState:
     """Wait until the device's state fulfils the condition, and return that state."""
     directory = device_directory(name)

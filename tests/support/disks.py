@@ -397,14 +397,7 @@ def punch(fd: int, offset: int, length: int) -> None:
 def logged_disk(disk: Path, log: Path, directory: Path) -> Iterator[Path]:
     """Serve the file ``disk`` as a file in ``directory``, whose path is yielded, and
     append to ``log``. Position in the log: its size in bytes."""
-    argv = [
-        sys.executable,
-        "-m",
-        "support.disks",
-        str(disk),
-        str(log),
-        str(directory),
-    ]
+    argv = [sys.executable, "-m", "support.disks", str(disk), str(log), str(directory)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, env=ENVIRONMENT) as server:
         assert server.stdout is not None
         try:

@@ -42,10 +42,7 @@ class Servers:
         self._path.write_text(description.to_json())
 
     def launch(
-        self,
-        *arguments: str,
-        keep: Sequence[int] = (),
-        stdout: int = subprocess.PIPE,
+        self, *arguments: str, keep: Sequence[int] = (), stdout: int = subprocess.PIPE
     ) -> subprocess.Popen[str]:
         with self._errors.open("wb") as errors:
             server = subprocess.Popen(

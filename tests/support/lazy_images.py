@@ -27,11 +27,7 @@ from btrfs_ublk.containers.images import IMAGE_REF, LazyOptions
 from btrfs_ublk.containers.store import SNAPSHOT_REF
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, build_image
-from btrfs_ublk.image.documents import (
-    SEALED_IN,
-    Descriptor,
-    digest_of,
-)
+from btrfs_ublk.image.documents import SEALED_IN, Descriptor, digest_of
 from btrfs_ublk.image.indexed import IndexedImage, index_image
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import next_chain_id

@@ -356,10 +356,7 @@ def registry_server(
         parts = _CONFIGURATION.rstrip() + (_TLS.rstrip() if tls else _AUTH)
         configuration.write_text(
             parts.format(
-                root=root,
-                realm=realm or tokens.realm,
-                service=SERVICE,
-                issuer=ISSUER,
+                root=root, realm=realm or tokens.realm, service=SERVICE, issuer=ISSUER
             ),
             encoding="utf-8",
         )

@@ -84,14 +84,7 @@ def _build() -> Path:
 
 def _bring_up_to_date(build: Path) -> None:
     if not (build / "build.ninja").exists():
-        _run(
-            "meson",
-            "setup",
-            *_OPTIONS,
-            "--werror",
-            build,
-            PROJECT,
-        )
+        _run("meson", "setup", *_OPTIONS, "--werror", build, PROJECT)
     else:  # it may be older than these options
         _run("ninja", "-C", build, "build.ninja")
         rules = (build / "build.ninja").read_text(encoding="utf-8")

@@ -99,10 +99,7 @@ def sprout(seed: Path, directory: Path) -> Iterator[tuple[Mount, Path]]:
 
 
 #: Everything that makes two images equal.
-IDENTITY = (
-    "--fsid=00112233-4455-6677-8899-aabbccddeeff",
-    "--time=1700000000",
-)
+IDENTITY = ("--fsid=00112233-4455-6677-8899-aabbccddeeff", "--time=1700000000")
 
 
 def digest(path: Path) -> str:

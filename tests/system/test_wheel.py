@@ -101,8 +101,7 @@ def test_the_example_project_passes(
 
 @pytest.mark.vm
 def test_the_example_project_passes_with_ublk(
-    python: Path,  # noqa: F811
-    example: Path,  # noqa: F811
+    python: Path, example: Path  # noqa: F811  # noqa: F811
 ) -> None:
     """In a guest, with the wheel's own helpers."""
     host_only = ("BTRFS_UBLK_HELPERS", "BTRFS_UBLK_RUN_DIR", "PYTHONPATH")

@@ -167,11 +167,7 @@ def needs(dump: str | None = None) -> list[Capability]:
     return [
         ROOT,
         *CONTAINER_PACKAGES,
-        Condition(
-            "proxy plugin",
-            "see: btrfs-ublk snapshotter config",
-            plugin,
-        ),
+        Condition("proxy plugin", "see: btrfs-ublk snapshotter config", plugin),
         Condition(
             "snapshotter",
             "start it: systemctl enable --now btrfs-ublk-snapshotter",

@@ -210,21 +210,14 @@ def _add_snapshotter(families: _Families) -> None:
                 name = f"snapshotter_{key.removesuffix('_s')}"
                 name += "_seconds" * key.endswith("_s")
                 families.gauge(
-                    name,
-                    about,
-                    image[key],
-                    image=image["name"],
-                    device=image["volume"],
+                    name, about, image[key], image=image["name"], device=image["volume"]
                 )
 
 
 def _add_sample(families: _Families, sample: Sample) -> None:
     name = sample.device.name
     families.gauge(
-        "device_up",
-        "1: its server has answered",
-        sample.stats is not None,
-        device=name,
+        "device_up", "1: its server has answered", sample.stats is not None, device=name
     )
     families.gauge(
         "device_serving",

@@ -11,10 +11,7 @@ from pathlib import Path
 from . import cache, debian_kernel
 from .errors import VmError
 
-NAMES = {
-    "amd64": ("6.1", "6.12", "latest"),
-    "arm64": ("latest", "latest-16k"),
-}
+NAMES = {"amd64": ("6.1", "6.12", "latest"), "arm64": ("latest", "latest-16k")}
 _STALE_DAYS = 14
 
 

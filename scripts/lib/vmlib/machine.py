@@ -54,12 +54,7 @@ def qemu_argv(
         *("-object", f"memory-backend-memfd,id=ram,size={machine.memory},share=on"),
         *("-m", machine.memory, "-kernel", str(machine.kernel.image)),
         *_cpu(machine),
-        *(
-            "-initrd",
-            str(machine.initramfs),
-            "-append",
-            _kernel_arguments(machine),
-        ),
+        *("-initrd", str(machine.initramfs), "-append", _kernel_arguments(machine)),
         *("-chardev", f"file,id=console,path={_quoted(machine.console)}"),
         *("-serial", "chardev:console"),
         *(word for share in shares for word in _share(share)),

@@ -20,7 +20,7 @@ ENVIRONMENT = {
     # More memory than this at once would be for what an image claims, not for what is
     # in it.
     "ASAN_OPTIONS": SANITIZER_ENVIRONMENT["ASAN_OPTIONS"]
-    + ":max_allocation_size_mb=256",
+    + ":max_allocation_size_mb=256"
 }
 
 

@@ -119,9 +119,7 @@ FS, EXTENTS, GROUPS = fmt.FS_TREE, fmt.EXTENT_TREE, fmt.BLOCK_GROUP_TREE
 
 #: Of each rule: what its text has to contain, and what is done.
 VIOLATIONS: dict[str, list[tuple[str, Edit]]] = {
-    "superblock": [
-        ("WRITTEN is not set", superblock("flags", 1 << 32)),
-    ],
+    "superblock": [("WRITTEN is not set", superblock("flags", 1 << 32))],
     "superblock-mirror": [
         (
             "superblock at 67108864: the checksum is wrong",
@@ -155,13 +153,13 @@ VIOLATIONS: dict[str, list[tuple[str, Edit]]] = {
         (
             "the default subvolume is 300, which does not exist",
             change_item(ROOT_TREE, DEFAULT, "Q", 0, 300),
-        ),
+        )
     ],
     "superblock-overlap": [
         (
             "in the place of the superblock at 274877906944",
             change_item(CHUNK_TREE, chunk_item(0), "Q", 56, 256 * GIB),
-        ),
+        )
     ],
     "layout": [("no file of virtual data", change_item(FS, FILE, "Q", 64, 1 << 6))],
     "virtual-file": [

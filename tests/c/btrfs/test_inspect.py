@@ -53,7 +53,7 @@ def test_a_seed_is_described_in_full(tmp_path: Path) -> None:
             *("SKINNY_METADATA", "NO_HOLES"),
         ],
         "compat_ro_flags": [
-            *("FREE_SPACE_TREE", "FREE_SPACE_TREE_VALID", "BLOCK_GROUP_TREE"),
+            *("FREE_SPACE_TREE", "FREE_SPACE_TREE_VALID", "BLOCK_GROUP_TREE")
         ],
         "seeding": True,
         "strategy": "mega-extent",

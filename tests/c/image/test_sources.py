@@ -222,15 +222,9 @@ def test_hostile_entries(
         ([entry("a/../b")], {"b"}),
         ([entry("../../out"), entry("a/../../b")], {"out", "b"}),
         # Names are shortened before links are followed, as each client does it.
-        (
-            [directory("d/e"), link("l", "d/e"), entry("l/../x")],
-            {"d", "d/e", "l", "x"},
-        ),
+        ([directory("d/e"), link("l", "d/e"), entry("l/../x")], {"d", "d/e", "l", "x"}),
         ([link("x", "../../d"), entry("x/in")], None),
-        (
-            [directory("d"), link("x", "../../d"), entry("x/in")],
-            {"d", "x", "d/in"},
-        ),
+        ([directory("d"), link("x", "../../d"), entry("x/in")], {"d", "x", "d/in"}),
         ([entry("f"), link("h", "///../f", tarfile.LNKTYPE)], {"f", "h"}),
         # A target's links are followed first, as containerd and umoci do it.
         (
@@ -378,22 +372,14 @@ LOWER_NAMES = {"d", "d/one", "d/two", "d/sub", "d/sub/deep", "file", "other"} | 
         ([entry("to-d/x"), entry("to-root/y")], set(), {"d/x", "d/y"}),
         ([link("third", "file", tarfile.LNKTYPE)], set(), {"third"}),
         ([entry("/d/.wh.one"), entry("//./.wh.file")], {"d/one", "file"}, set()),
-        (
-            [entry("/.wh..wh..opq")],
-            LOWER_NAMES,
-            set(),
-        ),
+        ([entry("/.wh..wh..opq")], LOWER_NAMES, set()),
         # As a link of the tree is replaced, not followed, when it is named last.
         ([directory("to-d"), entry("to-d/in")], set(), {"to-d/in"}),
         ([entry(".wh..wh.plnk/123.4"), entry(".wh..wh.aufs")], set(), set()),
     ],
 )
 def test_layers(
-    shell: Shell,
-    tmp_path: Path,
-    upper: list[Member],
-    gone: set[str],
-    new: set[str],
+    shell: Shell, tmp_path: Path, upper: list[Member], gone: set[str], new: set[str]
 ) -> None:
     layers = [
         make_tar(tmp_path / "lower", *LOWER),

@@ -75,10 +75,7 @@ def until(shell: EngineShell, *states: str) -> Completion:
 
 @pytest.mark.parametrize("complete", [1 << 40, "idle"])
 def test_all_comes_and_the_server_is_not_needed_any_more(
-    sanitized_build: Path,
-    tmp_path: Path,
-    origin: Origin,
-    complete: int | str,
+    sanitized_build: Path, tmp_path: Path, origin: Origin, complete: int | str
 ) -> None:
     with scripted_server(origin) as web:
         with EngineShell(sanitized_build, described(tmp_path, complete)) as shell:

@@ -216,10 +216,7 @@ def reader(build: Path, registry: Registry) -> Iterator[Callable[[], int]]:
 
 @pytest.mark.parametrize("comes", [True, False])
 def test_a_token_that_is_good_is_sent_while_it_is_renewed(
-    sanitized_build: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    comes: bool,
+    sanitized_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes: bool
 ) -> None:
     """However slow the token server is; nor does an end wait for it."""
     monkeypatch.setenv("BTRFS_UBLK_RUN_DIR", str(tmp_path))

@@ -123,11 +123,7 @@ def test_when_to_ask_again(shell: Shell, case: dict[str, Any]) -> None:
 @pytest.mark.usefixtures("carrier")
 @pytest.mark.parametrize(
     ("length", "text"),
-    [
-        (8 << 20, ""),
-        ((8 << 20) + 1, "HTTP status 200"),
-        (None, "HTTP status 200"),
-    ],
+    [(8 << 20, ""), ((8 << 20) + 1, "HTTP status 200"), (None, "HTTP status 200")],
 )
 def test_a_probe_takes_all_of_what_is_small(
     shell: Shell, length: int | None, text: str

@@ -90,12 +90,7 @@ def test_a_range_need_not_repeat_the_date(
         ('etag "1" "2"', 'ETag: "1" "2"', "", ""),
         # Replicas have the same object, and each has its own date.
         ('etag "1"', f'ETag: "1"\nLast-Modified: {DATE}', "", '"1"'),
-        (
-            f'etag "1" modified {DATE}',
-            f'ETag: "1"\nLast-Modified: {LATER}',
-            "",
-            '"1"',
-        ),
+        (f'etag "1" modified {DATE}', f'ETag: "1"\nLast-Modified: {LATER}', "", '"1"'),
         ('etag " modified "', 'ETag: " modified "', "", ""),
     ],
 )

@@ -322,9 +322,7 @@ def test_no_wrong_byte(sanitized_build: Path, tmp_path: Path, lie: str) -> None:
     lying = program(tmp_path, lie, DATA, times=1000)
     segment = {"kind": "lazy", "length": MIB, "map": str(virtual.map), "deadline_s": 2}
     with EngineShell(
-        sanitized_build,
-        describe(segment),
-        environment={"BTRFS_UBLK_FETCH": str(lying)},
+        sanitized_build, describe(segment), environment={"BTRFS_UBLK_FETCH": str(lying)}
     ) as shell:
         for unit in range(4):
             answer = shell.request(f"read {unit * UNIT} {UNIT}")

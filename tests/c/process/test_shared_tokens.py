@@ -138,8 +138,7 @@ def test_a_record_that_makes_no_sense(
 
 
 @pytest.mark.parametrize(
-    ("status", "least"),
-    [("503 Service Unavailable", 2), ("401 Unauthorized", 1)],
+    ("status", "least"), [("503 Service Unavailable", 2), ("401 Unauthorized", 1)]
 )
 def test_a_failing_token_server_is_asked_once_a_second(
     sanitized_build: Path, status: str, least: int

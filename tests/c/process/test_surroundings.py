@@ -96,10 +96,7 @@ def assert_it_fetches(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be given less")
 @pytest.mark.parametrize("name", SURROUNDINGS)
 def test_it_fetches_with_what_there_is(
-    sanitized_build: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
+    sanitized_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     wrapper, lacks = SURROUNDINGS[name]
     monkeypatch.chdir(tmp_path)

@@ -108,12 +108,7 @@ def test_nothing_half_made_is_left(
         path = tmp_path / f"{first}.map"
         make(sanitized_build, path)
         preload = environment(
-            sanitized_build,
-            error,
-            first,
-            number,
-            short=short,
-            slice_bytes=slice_bytes,
+            sanitized_build, error, first, number, short=short, slice_bytes=slice_bytes
         )
         with StoreShell(sanitized_build, path, preload) as shell:
             if "error" in shell.opened:

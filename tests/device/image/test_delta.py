@@ -15,15 +15,7 @@ import pytest
 from support.images import _TABLE
 from support.needs import Need
 from support.trees import Tree, describe, differences
-from support.volumes import (
-    NAME,
-    TIMEOUT_S,
-    Place,
-    base_tree,
-    change,
-    fork,
-    image_place,
-)
+from support.volumes import NAME, TIMEOUT_S, Place, base_tree, change, fork, image_place
 
 from btrfs_ublk import server as servers
 from btrfs_ublk.base.capabilities import BTRFS, BTRFS_PROGS, LOOP, ROOT
@@ -32,11 +24,7 @@ from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.kernel.btrfs import create_snapshot, set_read_only
 from btrfs_ublk.kernel.send import write_changes
 from btrfs_ublk.units import MIB
-from btrfs_ublk.volume import (
-    ForkMode,
-    apply_delta,
-    down_volume,
-)
+from btrfs_ublk.volume import ForkMode, apply_delta, down_volume
 from btrfs_ublk.volume import forks as fork_module
 from btrfs_ublk.volume import forks_of_image, unfork_image, up_volume, write_delta
 from btrfs_ublk.volume.device import find_device

@@ -13,15 +13,7 @@ from typing import Any
 import pytest
 from support.processes import killed_at_event
 from support.trees import GRANTING_ACL
-from support.volumes import (
-    BIG,
-    NAME,
-    Place,
-    each_mode,
-    fetched_bytes,
-    fork,
-    up,
-)
+from support.volumes import BIG, NAME, Place, each_mode, fetched_bytes, fork, up
 
 from btrfs_ublk.base.signals import deferred, interruptible
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError

@@ -27,12 +27,7 @@ from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.pull import inspect_image
 from btrfs_ublk.image.reference import parse_name
 from btrfs_ublk.server import FrontEndName
-from btrfs_ublk.volume import (
-    down_volume,
-    forks_of_image,
-    list_volumes,
-    up_volume,
-)
+from btrfs_ublk.volume import down_volume, forks_of_image, list_volumes, up_volume
 
 pytestmark = pytest.mark.data
 

@@ -139,10 +139,7 @@ def test_64_readers_at_a_time(
 ) -> None:
     add_slow_file(virtual, slow_file, slow_path)
     description = describe(virtual, deadline_s=60)
-    with (
-        serve(description, **options) as server,
-        ThreadPoolExecutor(64) as pool,
-    ):
+    with serve(description, **options) as server, ThreadPoolExecutor(64) as pool:
         offsets = [SLOW_AT + place * UNIT // 2 for place in range(64)]
         with stopped(slow_file.pid):
             reads = [pool.submit(read, server.device, at, BLOCK) for at in offsets]

@@ -10,12 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.devices import (
-    any_command,
-    description_file,
-    device_command,
-    map_command,
-)
+from support.devices import any_command, description_file, device_command, map_command
 from support.needs import Need
 
 from btrfs_ublk.base.capabilities import FUSE, ROOT

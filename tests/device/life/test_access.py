@@ -19,12 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.attacker import (
-    _CLONE_NEWNS,
-    _CLONE_NEWUSER,
-    _LIBC,
-    UID,
-)
+from support.attacker import _CLONE_NEWNS, _CLONE_NEWUSER, _LIBC, UID
 from support.needs import Need
 from support.processes import REPLY_TIMEOUT_S
 from support.volumes import NAME, Place

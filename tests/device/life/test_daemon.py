@@ -54,9 +54,7 @@ NAMES = ("one", "two", "three")
 
 #: For what does not depend on it: a test takes a minute of an emulated CPU.
 with_fuse = pytest.mark.parametrize(
-    "front_end",
-    [pytest.param("fuse", marks=[pytest.mark.fuse])],
-    indirect=True,
+    "front_end", [pytest.param("fuse", marks=[pytest.mark.fuse])], indirect=True
 )
 
 

@@ -31,19 +31,12 @@ from btrfs_ublk.device import (
     supervised_device,
 )
 from btrfs_ublk.device.locks import lock_file
-from btrfs_ublk.device.state import (
-    DeviceDirectory,
-    device_directory,
-    devices_directory,
-)
+from btrfs_ublk.device.state import DeviceDirectory, device_directory, devices_directory
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.server import Description, FileSegment, FrontEndName
 from btrfs_ublk.units import MIB
 
-pytestmark = [
-    pytest.mark.fuse,
-    pytest.mark.usefixtures("no_devices"),
-]
+pytestmark = [pytest.mark.fuse, pytest.mark.usefixtures("no_devices")]
 
 
 @pytest.fixture

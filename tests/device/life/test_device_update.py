@@ -47,10 +47,7 @@ from btrfs_ublk.server import (
 from btrfs_ublk.server.features import kernel_features
 from btrfs_ublk.units import MIB
 
-pytestmark = [
-    pytest.mark.timeout(900),
-    pytest.mark.usefixtures("no_devices"),
-]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("no_devices")]
 
 LONGER = PatternSegment(offset=0, length=SIZE + 8 * MIB)
 

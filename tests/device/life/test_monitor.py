@@ -98,9 +98,7 @@ def test_answers_scrapers() -> None:
 
 @pytest.fixture
 def lazy_device(
-    sanitized_build: Path,
-    sanitized_helpers: None,
-    sparse_path: Path,
+    sanitized_build: Path, sanitized_helpers: None, sparse_path: Path
 ) -> Iterator[tuple[str, Path, VirtualData]]:
     virtual = VirtualData(sanitized_build, sparse_path, SIZE)
     virtual.fill()

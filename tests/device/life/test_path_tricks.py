@@ -202,12 +202,7 @@ def test_a_link(name: str, home: Path, victim: Path, things: Path) -> None:
 
 
 # Where a layout is to be is root's own choice: docs/design/threat-model.md
-@pytest.mark.parametrize(
-    "name",
-    [
-        *sorted({*DIRECTORIES, *FILES} - {"layout"}),
-    ],
-)
+@pytest.mark.parametrize("name", [*sorted({*DIRECTORIES, *FILES} - {"layout"})])
 def test_names_that_change_places(
     name: str, home: Path, victim: Path, things: Path
 ) -> None:

@@ -128,8 +128,7 @@ def test_the_server_ends(grown: Grown) -> None:
             assert show_device("one").state.server == before
             kill(before, signum)
         wait_for(
-            "one",
-            lambda now, old=before: now.status == "serving" and now.server != old,
+            "one", lambda now, old=before: now.status == "serving" and now.server != old
         )
         assert_survived(grown)
 

@@ -93,10 +93,7 @@ def test_the_disk_of_the_map_is_full(
 
 
 def test_the_disk_of_the_cache_is_full(
-    sanitized_build: Path,
-    sanitized_helpers: None,
-    small_disk: Path,
-    other_disk: Path,
+    sanitized_build: Path, sanitized_helpers: None, small_disk: Path, other_disk: Path
 ) -> None:
     """All is served, uncached."""
     virtual = VirtualData(sanitized_build, other_disk, SIZE)

@@ -156,9 +156,7 @@ def only_in_a_virtual_machine() -> None:
 
 @pytest.mark.timeout(3600)
 def test_sprouting_is_killed_at_any_moment(
-    need: Need,
-    sparse_path: Path,
-    state_of_system: Callable[[], SystemState],
+    need: Need, sparse_path: Path, state_of_system: Callable[[], SystemState]
 ) -> None:
     """While the kernel adds the device, what asked for it is killed, and its helper:
     the machine lives, gc leaves nothing, and the next one sprouts.

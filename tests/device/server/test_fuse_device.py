@@ -95,10 +95,7 @@ def test_the_file_is_what_it_says(sparse_path: Path, read_only: bool) -> None:
     content = random.Random(4).randbytes(MIB)
     (sparse_path / "source").write_bytes(content)
     segment = FileSegment(
-        offset=0,
-        length=MIB,
-        path=str(sparse_path / "source"),
-        writable=not read_only,
+        offset=0, length=MIB, path=str(sparse_path / "source"), writable=not read_only
     )
     description = Description(MIB, [segment], read_only=read_only)
     with server_alone(sparse_path, description) as (_, ready):

@@ -54,8 +54,7 @@ _FS_IOC_SHUTDOWN, _NO_LOG_FLUSH = 0x8004587D, 2
 
 #: For what has nothing to do with the front end: the VM is slow.
 fuse_only = pytest.mark.parametrize(
-    "front_end",
-    [pytest.param("fuse", marks=[pytest.mark.fuse])],
+    "front_end", [pytest.param("fuse", marks=[pytest.mark.fuse])]
 )
 
 

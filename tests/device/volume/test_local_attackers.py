@@ -15,11 +15,7 @@ from support.volumes import NAME, Place
 
 from btrfs_ublk.base.capabilities import FUSE
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.kernel.beneath import (
-    exists_beneath,
-    opened_directory,
-    place_beneath,
-)
+from btrfs_ublk.kernel.beneath import exists_beneath, opened_directory, place_beneath
 from btrfs_ublk.volume import VolumeFile, clone_in_volume, kept_volume, up_volume
 
 pytestmark = pytest.mark.fuse

@@ -15,13 +15,7 @@ from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.testing.range_server_fixtures import range_server
 from btrfs_ublk.units import GIB, KIB, MIB
-from btrfs_ublk.volume import (
-    KeptFile,
-    VolumeFile,
-    down_volume,
-    show_volume,
-    up_volume,
-)
+from btrfs_ublk.volume import KeptFile, VolumeFile, down_volume, show_volume, up_volume
 from btrfs_ublk.volume.store import volume_directory
 
 pytestmark = pytest.mark.usefixtures("in_process")

@@ -129,11 +129,7 @@ def test_a_busy_mount_keeps_the_server_and_its_seed(
     pattern = PatternSegment(offset=0, length=GIB)
     with pytest.raises(LeftoverError, match="still mounted and busy"):
         with volume(
-            target,
-            [pattern],
-            virtual_data_size=GIB,
-            parent=images,
-            front_end=front_end,
+            target, [pattern], virtual_data_size=GIB, parent=images, front_end=front_end
         ) as made:
             clone = made.clone("clone", offset=BLOCK_BYTES, size_bytes=BLOCK_BYTES)
             user = subprocess.Popen(["sleep", "60"], cwd=target)

@@ -92,9 +92,7 @@ def _buildkitd(host: Host, place: Place) -> Iterator[list[str | Path]]:  # noqa:
 
 @pytest.mark.parametrize("mode", ["snapshot", "overlay"])
 def test_an_image_is_built_upon_one_that_arrives_lazily(
-    place: Place,
-    lazy_host: Host,  # noqa: F811
-    mode: str,
+    place: Place, lazy_host: Host, mode: str  # noqa: F811
 ) -> None:
     """No layer of the base is fetched, neither for the build nor for its push, nor when
     the result is started where the base is."""

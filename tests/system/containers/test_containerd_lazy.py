@@ -40,10 +40,7 @@ pytestmark = pytest.mark.device
 
 @pytest.mark.parametrize("kind, mode", [("sealed", "overlay"), ("index", "snapshot")])
 def test_pods_run_from_images_that_arrive_lazily(
-    place: Place,
-    lazy_host: Host,  # noqa: F811
-    kind: str,
-    mode: str,
+    place: Place, lazy_host: Host, kind: str, mode: str  # noqa: F811
 ) -> None:
     """containerd fetches no layer; of sealed images, the registry has none any more. A
     container reads on while the snapshotter is dead and the registry is away."""
@@ -117,8 +114,7 @@ def test_pods_run_from_images_that_arrive_lazily(
 
 
 def test_the_ctr_of_containerd_2_pulls_lazily(
-    place: Place,
-    lazy_host: Host,  # noqa: F811
+    place: Place, lazy_host: Host  # noqa: F811
 ) -> None:
     host = lazy_host  # noqa: F811
     if not is_containerd_2():
@@ -150,9 +146,7 @@ def test_the_ctr_of_containerd_2_pulls_lazily(
 
 
 def test_what_was_not_fetched_is_fetched_for_a_push_or_an_export(
-    place: Place,
-    lazy_host: Host,  # noqa: F811
-    tmp_path: Path,
+    place: Place, lazy_host: Host, tmp_path: Path  # noqa: F811
 ) -> None:
     """As docs/how-to/containerd.md says it; containerd itself fetches nothing then."""
     host = lazy_host  # noqa: F811

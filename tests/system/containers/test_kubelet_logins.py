@@ -21,9 +21,7 @@ from support.waiting import wait_until
 
 from btrfs_ublk.containers import kubelet_logins
 from btrfs_ublk.containers.images import LazyOptions
-from btrfs_ublk.containers.kubelet_logins import (
-    read_plugins,
-)
+from btrfs_ublk.containers.kubelet_logins import read_plugins
 from btrfs_ublk.device.state import device_directory
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.units import MIB

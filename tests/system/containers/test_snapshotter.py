@@ -149,9 +149,7 @@ def test_what_is_refused(client: Client) -> None:
 def status(address: Path, *options: str, expected: int) -> str:
     command = [sys.executable, "-m", "btrfs_ublk.cli.main", "snapshotter", "status"]
     done = run(
-        [*command, "--socket", address, *options],
-        timeout_s=60,
-        ok_statuses=(expected,),
+        [*command, "--socket", address, *options], timeout_s=60, ok_statuses=(expected,)
     )
     return done.stdout + done.stderr
 

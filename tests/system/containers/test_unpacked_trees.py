@@ -187,12 +187,7 @@ def layouts() -> dict[str, Layers]:
         "link-up": above(entry("up/new")),
         "link-to-nothing": zipped(tar(link("x", "../../d"), entry("x/in"))),
         "hard-dots-behind-a-link": zipped(
-            tar(
-                entry("d/f"),
-                directory("d/e"),
-                link("l", "/d/e"),
-                hard("h", "/l/../f"),
-            )
+            tar(entry("d/f"), directory("d/e"), link("l", "/d/e"), hard("h", "/l/../f"))
         ),
         "hard-behind-links": above(hard("h", "/abs/a"), hard("h2", "up/a")),
         "hard-to-a-link": above(hard("h", "/abs")),

@@ -11,17 +11,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from support.peer import (
-    Debian,
-    Go,
-    Maven,
-    Npm,
-    Peer,
-    Pypi,
-    Registry,
-    Store,
-    Web,
-)
+from support.peer import Debian, Go, Maven, Npm, Peer, Pypi, Registry, Store, Web
 from support.processes import free_ports
 from support.s3_server import (
     ACCESS_KEY,

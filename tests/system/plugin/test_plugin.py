@@ -33,8 +33,7 @@ def _plain(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(REQUIRE_VARIABLE, raising=False)
     # In this process, the plugin is there before pytest can rewrite its assertions.
     monkeypatch.setenv(
-        "PYTEST_ADDOPTS",
-        "-p no:cacheprovider -W 'ignore:Module already imported'",
+        "PYTEST_ADDOPTS", "-p no:cacheprovider -W 'ignore:Module already imported'"
     )
     pytester.makeini("[pytest]\naddopts = --strict-markers")
 

@@ -28,13 +28,7 @@ from support.s3_server import (
 )
 from support.shells import EngineShell, FetchShell, StoreShell, describe, units_of
 from support.sites import Ring, check_configuration, ring
-from support.web_servers import (
-    NGINX,
-    ScriptedServer,
-    ranged,
-    response,
-    scripted_server,
-)
+from support.web_servers import NGINX, ScriptedServer, ranged, response, scripted_server
 
 from btrfs_ublk.cli.main import command
 from btrfs_ublk.errors import UsageError
