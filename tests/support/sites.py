@@ -212,16 +212,6 @@ class Ring:
     def silence(self, number: int) -> None:
         freeze(self.processes[number].pid)
 
-    def spoil(self, number: int) -> int:
-        """Change the last bytes of all that a node has stored, and return of how many
-        slices."""
-        paths = list(self.roots[number].glob("cache/*/*/*"))
-        for path in paths:
-            with open(path, "r+b") as file:
-                file.seek(-1000, os.SEEK_END)
-                file.write(bytes(1000))
-        return len(paths)
-
 
 def _words(root: Path, cache: SiteCache) -> list[str | Path]:
     """Write the configuration of a node, and return a command for it."""

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from support import trees
 from support.images import (
-    DATA_START,
     as_root,
     assemble,
     btrfs_check,
@@ -23,7 +22,6 @@ from support.images import (
 from support.trees import describe, differences
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS
-from btrfs_ublk.kernel import loop_device, mounted
 
 
 @pytest.mark.data
@@ -93,25 +91,3 @@ def test_each_layer_shows_its_own_content(
             assert stat.S_IMODE((tree / "etc").stat().st_mode) == 0o755
         # Inode numbers stay over the layers.
         assert (first / "large").stat().st_ino == (third / "large").stat().st_ino
-
-
-def test_damage_is_an_error_of_that_block_alone(
-    sparse_path: Path, need: Callable[..., None]
-) -> None:
-    tree = sparse_path / "tree"
-    tree.mkdir()
-    (tree / "file").write_bytes(bytes(range(256)) * 64)
-    mkimage(sparse_path / "image", directory(tree), compression="none")
-    whole, target = assemble(sparse_path / "image"), sparse_path / "mount"
-    with whole.open("r+b") as file:
-        file.seek(DATA_START + 4096)
-        file.write(b"X")
-    target.mkdir()
-    with (
-        loop_device(whole, read_only=True) as loop,
-        mounted(loop.path, target, read_only=True),
-        (target / "rootfs/file").open("rb", buffering=0) as file,
-    ):
-        assert os.pread(file.fileno(), 4096, 0) == bytes(range(256)) * 16
-        with pytest.raises(OSError):
-            os.pread(file.fileno(), 4096, 4096)

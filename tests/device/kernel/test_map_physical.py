@@ -316,22 +316,6 @@ def test_profiles(test_root: Path, profile: str, devices: int, copies: int) -> N
         assert striped == any(row["physical_size"] <= 64 << 10 for row in rows)
 
 
-def test_a_file_in_several_chunks(test_root: Path) -> None:
-    """Chunks of a small file system are small."""
-    with btrfs(test_root, image_bytes=512 * MIB) as system:
-        path = system.file(noise(100 * MIB))
-        rows = check_against_devices(system, path)
-        run(["btrfs", "filesystem", "sync", system.path], timeout_s=TIMEOUT_S)
-        chunks = run(
-            ["btrfs", "inspect-internal", "dump-tree", "-t", "chunk", system.images[1]],
-            timeout_s=TIMEOUT_S,
-        ).stdout
-        assert chunks.count("type DATA") > 1
-        assert len(rows) > 1
-        for row in rows:
-            assert row["piece_offset"] + row["physical_size"] <= row["logical_size"]
-
-
 def test_subvolumes_links_and_read_only(test_root: Path) -> None:
     with btrfs(test_root) as system:
         for name in ("one", "two"):

@@ -198,48 +198,6 @@ def test_many_clients_add_at_the_same_time(server: ServerProcess) -> None:
     assert server.request("map-stats")["map-stats"]["mappings"] == 400
 
 
-def test_what_was_acknowledged_survives_a_kill(need: Need, tmp_path: Path) -> None:
-    need(ROOT, FUSE)
-    acknowledged: list[int] = []
-    for turn in range(4):
-        with ServerProcess(
-            map_description(tmp_path, cached=False), "--queues", "1", front_end="fuse"
-        ) as server:
-            server.wait_ready()
-            killing = threading.Timer(0.15, server.process.kill)
-            with server.connect() as client:
-                try:
-                    for number in range(30_000):
-                        at = (turn * 30_000 + number) * 8192
-                        row = [at, 4096, 0, 0]
-                        keys = {"sources": [MEMSET], "mappings": [row]}
-                        line = json.dumps({"request": "map-add"} | keys).encode()
-                        client.socket.sendall(line + b"\n")
-                        assert "reply" in client.line()
-                        acknowledged.append(at)
-                        if number == 0:
-                            killing.start()
-                except (OSError, EOFError, ValueError):
-                    pass
-            server.process.wait(60)
-    with ServerProcess(
-        map_description(tmp_path, cached=False), "--queues", "1", front_end="fuse"
-    ) as server:
-        server.wait_ready()
-        with server.connect() as client:
-            found: set[int] = set()
-            at: int | None = 0
-            while at is not None:
-                client.socket.sendall(
-                    json.dumps({"request": "map-list", "from": at}).encode() + b"\n"
-                )
-                page = client.line()["map-list"]
-                found |= {mapping["offset"] for mapping in page["mappings"]}
-                at = page["next"]
-    assert acknowledged and found.issuperset(acknowledged)
-    assert len(found) - len(acknowledged) <= 4  # one each may have been on its way
-
-
 def test_memory_with_100_000_mappings(need: Need, tmp_path: Path) -> None:
     """As it is by default, and with a cache of 1 TiB."""
     need(ROOT, FUSE)

@@ -33,8 +33,7 @@ from btrfs_ublk.device import (
 from btrfs_ublk.device.locks import lock_file
 from btrfs_ublk.device.state import DeviceDirectory, device_directory, devices_directory
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.server import Description, FileSegment, FrontEndName
-from btrfs_ublk.units import MIB
+from btrfs_ublk.server import FrontEndName
 
 pytestmark = [pytest.mark.fuse, pytest.mark.usefixtures("no_devices")]
 
@@ -82,14 +81,6 @@ def test_two_that_want_one_name_at_once(
     (loser,) = [done for done in both if done.returncode]
     assert "a device 'one' exists already" in loser.stderr
     assert show_device("one").is_well
-
-
-def test_what_the_server_refuses(options: DeviceOptions, sparse_path: Path) -> None:
-    """Its own words are told, and nothing is left."""
-    segment = FileSegment(offset=0, length=MIB, path=str(sparse_path / "missing"))
-    with pytest.raises(BtrfsUblkError, match="cannot open file '.*missing'"):
-        add_device("one", Description(MIB, [segment]), options)
-    assert list_devices() == [] and os.listdir(devices_directory()) == [".lock"]
 
 
 def test_the_exit_status_says_whether_it_may_be_tried_again(

@@ -22,7 +22,6 @@ from support.needs import Serve, may_be_killed
 from support.processes import freeze
 
 from btrfs_ublk.base.gc import collect
-from btrfs_ublk.base.helpers import SERVER, helper_path
 from btrfs_ublk.base.process import ProcessIdentity
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.errors import LeftoverError
@@ -41,31 +40,6 @@ from btrfs_ublk.units import KIB, MIB, TIB
 from btrfs_ublk.volume.temporary import virtual_file_of
 
 ZEROES = Description(MIB, [ZeroSegment(offset=0, length=MIB)])
-
-
-def test_a_server_of_its_own_ends_cleanly_on_a_signal(
-    front_end: FrontEndName, sparse_path: Path
-) -> None:
-    path = sparse_path / "description.json"
-    path.write_text(ZEROES.to_json())
-    process = subprocess.Popen(
-        [helper_path(SERVER), "--front-end", front_end, str(path)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        ready = json.loads(process.stdout.readline())
-        assert (ready["event"], ready["front_end"]) == ("ready", front_end)
-        served = Path(ready["device" if front_end == "ublk" else "file"])
-        assert read_direct(served, 0, 4096) == bytes(4096)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.wait(30)
-        process.stdout.close()
-    wait_until(lambda: not served.exists(), timeout_s=10, what="no device")
 
 
 #: Serves until it is killed; prints the server's process number.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -21,7 +20,6 @@ from btrfs_ublk.base.ledger import boot_id, state_directory
 from btrfs_ublk.base.process import ProcessIdentity, run
 from btrfs_ublk.kernel import loop_device
 from btrfs_ublk.kernel.mountinfo import read_mountinfo
-from btrfs_ublk.kernel.users import pids_using
 
 pytestmark = pytest.mark.usefixtures("in_process")
 
@@ -201,26 +199,6 @@ wait
     assert results(lock_timeout_s=0.2) == [("mount", "left")]
     threading.Timer(0.2, go.touch).start()
     assert results() == [("mount", "removed")]
-
-
-def test_who_has_open_what_no_path_leads_to(sparse_path: Path) -> None:
-    """As the virtual file of a volume: it keeps the mount busy all the same."""
-    whole, part = sparse_path / "whole", sparse_path / "a part"
-    (whole / "sub").mkdir(parents=True)
-    part.mkdir()
-    (whole / "sub" / "file").touch()
-    run(["mount", "--bind", whole / "sub", part], timeout_s=60)
-    try:
-        with (part / "file").open("rb") as file:
-            (whole / "sub" / "file").rename(whole / "moved")
-            with subprocess.Popen(["sleep", "60"], stdin=file) as process:
-                users = pids_using(part)
-                process.kill()
-        assert users[process.pid].endswith(f"no path leads to, in the mount at {part}")
-        assert set(users) == {process.pid, os.getpid()}
-        assert pids_using(part) == {}
-    finally:
-        run(["umount", part], timeout_s=60)
 
 
 @pytest.mark.device  # it looks into the loop devices that there are

@@ -53,15 +53,6 @@ def target(sparse_path: Path) -> Path:
     return path
 
 
-class TestSeed:
-
-    def test_an_existing_file_is_kept(self, seed: Seed) -> None:
-        before = seed.path.stat()
-        with pytest.raises(BtrfsUblkError, match="exists"):
-            make_seed(seed.path, virtual_data_size=GIB)
-        assert seed.path.stat() == before
-
-
 class TestSprout:
     @pytest.mark.data
     def test_it_is_writable_and_clones(

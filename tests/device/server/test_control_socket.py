@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ from support.needs import Need
 from support.processes import (
     END_TIMEOUT_S,
     READY_TIMEOUT_S,
-    REPLY_TIMEOUT_S,
     ServerProcess,
     assert_answers,
 )
@@ -24,7 +22,6 @@ from btrfs_ublk.units import MIB
 
 ZEROES = Description(MIB, [ZeroSegment(offset=0, length=MIB)])
 CLIENTS = 16
-NOBODY = 65534
 
 
 @pytest.fixture
@@ -97,33 +94,6 @@ def test_all_places_taken(server: ServerProcess) -> None:
         assert_answers(server)
         for client in clients:  # those inside do not notice
             assert client.request("stats")["reply"] == "stats"
-
-
-def test_another_user_is_refused(server: ServerProcess) -> None:
-    for path in (server.socket_path, server.socket_path.parent):
-        path.chmod(0o777)
-    # Where it stands is closed to others as well: it is reached by way of a descriptor.
-    directory = os.open(server.socket_path.parent, os.O_PATH)
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.fchdir(directory)
-            os.setgroups([])
-            os.setresgid(NOBODY, NOBODY, NOBODY)
-            os.setresuid(NOBODY, NOBODY, NOBODY)
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(REPLY_TIMEOUT_S)
-                connection.connect("control")
-                with connection.makefile("rb") as file:
-                    error = json.loads(file.readline())
-                    status = 0 if "only root and user 0" in error["error"] else 2
-                    status = status or 3 * bool(file.readline())
-        finally:
-            os._exit(status)
-    os.close(directory)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert_answers(server)
 
 
 def test_any_front_end(front_end: FrontEndName) -> None:

@@ -7,13 +7,12 @@ import errno
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,9 @@ from support.needs import Need
 from support.processes import freeze
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP
-from btrfs_ublk.base.gc import collect
 from btrfs_ublk.base.helpers import SERVER, helper_path
 from btrfs_ublk.base.ledger import process_ledger
 from btrfs_ublk.base.readers import read_direct
-from btrfs_ublk.kernel import mounted
 from btrfs_ublk.kernel.mountinfo import read_mountinfo
 from btrfs_ublk.server import (
     BlockServer,
@@ -165,43 +162,6 @@ def test_nobody_else_gets_at_it(sparse_path: Path) -> None:
         assert done.returncode == 1
 
 
-def test_a_file_in_use_is_served_until_a_second_signal(sparse_path: Path) -> None:
-    """Who still has it open then gets errors at once; the kernel removes the rest."""
-    with server_alone(sparse_path, ZEROES) as (server, ready):
-        fd = os.open(ready["file"], os.O_RDONLY)
-        server.send_signal(signal.SIGTERM)
-        for _ in range(5):
-            time.sleep(0.1)
-            assert os.pread(fd, 4096, 0) == bytes(4096)
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(30) == 0
-        with pytest.raises(OSError) as caught:
-            os.pread(fd, 4096, 0)
-        assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
-        os.close(fd)
-
-
-def read_bytes(pid: int) -> int:
-    """How much a process has read so far."""
-    found = re.search(r"rchar: (\d+)", Path(f"/proc/{pid}/io").read_text())
-    assert found
-    return int(found[1])
-
-
-def test_a_server_that_lost_its_connection_says_so(sparse_path: Path) -> None:
-    """An administrator may abort it; fusectl need not be mounted, so do it here."""
-    with ExitStack() as stack:
-        control = sparse_path / "connections"
-        control.mkdir()
-        stack.enter_context(mounted("none", control, fs_type="fusectl"))
-        with server_alone(sparse_path, ZEROES) as (server, ready):
-            number = os.minor(os.stat(ready["file"]).st_dev)
-            (control / str(number) / "abort").write_text("1")
-            assert server.wait(60) == 1
-            assert server.stderr is not None
-            assert "the device has failed" in server.stderr.read()
-
-
 def test_a_thread_that_waits_for_a_file_does_not_hold_up_the_others(
     sparse_path: Path,
 ) -> None:
@@ -232,11 +192,3 @@ def test_a_thread_that_waits_for_a_file_does_not_hold_up_the_others(
                 finally:
                     slow.send_signal(signal.SIGCONT)
                 assert waiting.result(timeout=60) == bytes(4096)
-
-
-def test_gc_finds_what_was_left_before_the_loop_device_was_noted() -> None:
-    with serve(ZEROES) as server:
-        (loop,) = [e for e in process_ledger().entries() if e.kind == "loop"]
-        del loop.details["path"]
-        os.kill(server.pid, signal.SIGKILL)
-    assert collect().ledgers == []

@@ -6,19 +6,15 @@ from __future__ import annotations
 
 import errno
 import random
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support.needs import Need
 from support.system_state import SystemState
-from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, UBLK
-from btrfs_ublk.base.ledger import process_ledger
 from btrfs_ublk.base.readers import READERS, read_direct
-from btrfs_ublk.errors import LeftoverError
 from btrfs_ublk.kernel import clone_range
 from btrfs_ublk.kernel.reflink import match_checksums
 from btrfs_ublk.physmap import PhysicalMap
@@ -119,30 +115,6 @@ def test_a_failure_at_any_stage_undoes_all(
             ):
                 raise AssertionError("it went on")
         assert state_of_system() == before
-
-
-def test_a_busy_mount_keeps_the_server_and_its_seed(
-    front_end: FrontEndName, sparse_path: Path, target: Path
-) -> None:
-    images = sparse_path / "images"
-    images.mkdir()
-    pattern = PatternSegment(offset=0, length=GIB)
-    with pytest.raises(LeftoverError, match="still mounted and busy"):
-        with volume(
-            target, [pattern], virtual_data_size=GIB, parent=images, front_end=front_end
-        ) as made:
-            clone = made.clone("clone", offset=BLOCK_BYTES, size_bytes=BLOCK_BYTES)
-            user = subprocess.Popen(["sleep", "60"], cwd=target)
-    content = clone.read_bytes()
-    left = {path.name for path in images.rglob("*.img")}
-    user.kill()
-    user.wait(60)
-    # Others may look at a loop device just then: it is removed the next time.
-    wait_until(lambda: {x.result for x in process_ledger().sweep()} <= {"removed"})
-    made.server.stop()  # only its descriptors are left to be closed
-    assert content == pattern.content(BLOCK_BYTES, BLOCK_BYTES)
-    assert left == {"seed.img", "writable.img"}
-    assert process_ledger().entries() == [] and list(images.iterdir()) == []
 
 
 @pytest.mark.data

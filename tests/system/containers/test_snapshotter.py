@@ -194,18 +194,6 @@ def test_status_where_nobody_serves(tmp_path: Path) -> None:
 
 
 @native
-def test_a_subvolume_of_a_container_goes_with_it(client: Client, root: Path) -> None:
-    path = client.prepare("active")
-    inner = create_subvolume(path, "inner")
-    (inner / "file").touch()
-    (path / "directory").mkdir()
-    create_subvolume(create_subvolume(path / "directory", "one"), "two")
-    client.commit("committed", "active")
-    client.remove("committed")
-    assert os.listdir(root / "snapshots") == []
-
-
-@native
 def test_a_subvolume_that_no_path_leads_to_goes_as_well(
     client: Client, root: Path
 ) -> None:

@@ -7,7 +7,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from support.s3_server import (
     WEED,
     s3_server,
 )
-from support.shells import EngineShell, FetchShell, StoreShell, describe, units_of
+from support.shells import FetchShell
 from support.sites import Ring, check_configuration, ring
 from support.web_servers import NGINX, ScriptedServer, ranged, response, scripted_server
 
@@ -156,44 +156,6 @@ def test_a_node_that_is_killed(
         at_once(site)
         # Its slices are fetched again, by one of the others.
         assert len(gets(origin)) <= 2 * UNITS
-
-
-@contextmanager
-def digested_hosts(
-    build: Path, mirror: dict[str, Any], count: int, tmp_path: Path
-) -> Iterator[list[EngineShell]]:
-    """Hosts that know the digest of each unit."""
-    digests = [unit.hex() for unit in units_of(DATA, UNIT)]
-    source = {"size": SIZE, "unit": UNIT, "digests": digests, **mirror}
-    with ExitStack() as stack:
-        made = []
-        for number in range(count):
-            path = tmp_path / f"map{number}"
-            with StoreShell(build, path) as store:
-                store.add([[0, SIZE, 0, 0]], source)
-            lazy = {"kind": "lazy", "length": SIZE, "map": str(path)}
-            made.append(stack.enter_context(EngineShell(build, describe(lazy))))
-        yield made
-
-
-def test_a_node_that_has_stored_wrong_bytes(
-    sanitized_build: Path, tmp_path: Path, origin: ScriptedServer, nodes: Ring
-) -> None:
-    """Each host gets its slices from the origin."""
-    mirror = mirror_of(origin, nodes)
-    with ExitStack() as stack:
-        hosts(stack, sanitized_build, mirror, 1, tmp_path)[0].read_all()
-    number = max(range(3), key=lambda n: len(list(nodes.roots[n].glob("cache/*/*/*"))))
-    spoilt = nodes.spoil(number)
-    assert 0 < spoilt < UNITS
-    origin.requests.clear()
-    with digested_hosts(sanitized_build, mirror, 4, tmp_path) as site:
-        for shell in site:
-            for at in range(0, SIZE, UNIT):
-                assert shell.request(f"read {at} {UNIT}") == DATA[at : at + UNIT], at
-            stats = shell.stats()["lazy"][0]["fetcher"]
-            assert 0 < stats["failures"]["wrong_digest"]
-            assert stats["read_errors"] == 0
 
 
 @pytest.mark.thorough
