@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -128,6 +129,39 @@ class Place:
         for path in self.base.glob("[!.]*"):
             if is_anything_up(volume_directory(path.name, self.base)):
                 down_volume(path.name, base=self.base)
+
+
+#: Runs a statement, and is killed at the N-th call of a function.
+_KILLED = """
+import os, signal, sys
+from importlib import import_module
+from pathlib import Path, PosixPath
+from btrfs_ublk import volume
+
+step, call, statement = sys.argv[1:]
+module, _, path = step.partition(":")
+where, (*path, last) = import_module(f"btrfs_ublk.{module}"), path.split(".")
+for part in path:
+    where = getattr(where, part)
+real, calls = getattr(where, last), []
+
+def die(*arguments, **options):
+    calls.append(1)
+    if len(calls) == int(call):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*arguments, **options)
+
+setattr(where, last, die)
+exec(statement)
+"""
+
+
+def killed_at(step: str, statement: str, *, call: int = 1) -> None:
+    """Run a statement, which may use ``volume``, in a process that is killed at the
+    N-th call of a function: one of a module, as in "volume.trees:_map"."""
+    words = [sys.executable, "-c", _KILLED, step, str(call), statement]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == -signal.SIGKILL, (step, done.stderr)
 
 
 CHANGED_BIG = random.Random(9).randbytes(4 * MIB)

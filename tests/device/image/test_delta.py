@@ -1,13 +1,8 @@
 """What a fork has changed, as a delta, makes an equal fork in another volume of the
 image, and reads nothing of the image."""
 
-from __future__ import annotations
-
 import os
 import random
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +10,7 @@ import pytest
 from support.images import _TABLE
 from support.needs import Need
 from support.trees import Tree, describe, differences
-from support.volumes import NAME, TIMEOUT_S, Place, base_tree, change, fork, image_place
+from support.volumes import NAME, Place, base_tree, change, fork, image_place, killed_at
 
 from btrfs_ublk import server as servers
 from btrfs_ublk.base.capabilities import BTRFS, BTRFS_PROGS, LOOP, ROOT
@@ -124,21 +119,6 @@ def test_a_delta_makes_an_equal_fork(
     assert not any((place.target / "forks").iterdir()) and is_clean(place)
 
 
-#: Applies a delta, and is killed when it calls a function.
-_KILLED = """
-import os, signal, sys
-from pathlib import Path
-from btrfs_ublk.volume import commit
-
-def die(*arguments, **options):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-step, name, delta, base = sys.argv[1:]
-setattr(commit, step, die)
-commit.apply_delta(name, Path(delta), "two", base=base)
-"""
-
-
 @pytest.mark.fuse
 def test_what_cannot_be_applied_leaves_nothing(place: Place) -> None:
     delta, _ = delta_of(place, "snapshot")
@@ -172,13 +152,8 @@ def test_what_cannot_be_applied_leaves_nothing(place: Place) -> None:
     done = place.command("commit", NAME, "one", "--delta", delta, noun="image")
     assert done.returncode == 2 and "exists" in done.stderr
     for step in ("_receive", "adopt_fork", "_delete"):
-        killed = subprocess.run(
-            [sys.executable, "-c", _KILLED, step, NAME, delta, place.base],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        apply = f"volume.apply_delta('{NAME}', {delta!r}, 'two', base={place.base!r})"
+        killed_at(f"volume.commit:{step}", apply)
         assert not is_clean(place)
         if step == "_delete":  # the fork is there, and the same command is refused
             with pytest.raises(UsageError, match="already"):

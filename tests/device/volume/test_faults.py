@@ -1,7 +1,5 @@
 """Every step of bringing a volume up fails, is interrupted, or is killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -15,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.paths import TESTS
 from support.system_state import SystemState
-from support.volumes import NAME, TIMEOUT_S, Place
+from support.volumes import NAME, TIMEOUT_S, Place, killed_at
 
 from btrfs_ublk.base.process import run
 from btrfs_ublk.content.cache import Cache
@@ -55,23 +53,6 @@ STEPS = [
     ("volume.files", "clone_in_directory"),
     ("volume.files", "commit_transaction"),
 ]
-
-#: Makes a volume, and is killed at a step.
-_KILLED = """
-import os, signal, sys
-from importlib import import_module
-from pathlib import Path
-sys.path.insert(0, sys.argv[4])
-from support.volumes import NAME, Place
-from btrfs_ublk.volume import up_volume
-
-def die(*arguments, **options):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-setattr(import_module("btrfs_ublk." + sys.argv[1]), sys.argv[2], die)
-place = Place(Path(sys.argv[3]), "fuse")
-up_volume(NAME, place.definition("one"), base=place.base)
-"""
 
 
 @pytest.fixture
@@ -167,13 +148,13 @@ def test_killed_at_a_step(
 
 
 def _kill_at(place: Place, module: str, function: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _KILLED, module, function, place.root, TESTS],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
+    killed_at(
+        f"{module}:{function}",
+        f"sys.path.insert(0, '{TESTS}')\n"
+        "from support.volumes import NAME, Place\n"
+        f"place = Place({place.root!r}, 'fuse')\n"
+        "volume.up_volume(NAME, place.definition('one'), base=place.base)",
     )
-    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 #: Brings a volume up, and fails, or is killed, when so many files have appeared.

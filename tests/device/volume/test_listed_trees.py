@@ -1,21 +1,13 @@
 """Trees of a volume that are listed elsewhere: made once and whole, or not at all."""
 
-from __future__ import annotations
-
 import hashlib
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.needs import Need
-from support.volumes import NAME, TIMEOUT_S, Place
+from support.volumes import NAME, Place, killed_at
 
-from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
-from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.btrfs import delete_subvolumes
 from btrfs_ublk.testing.range_server_fixtures import RangeServer, range_server
@@ -25,17 +17,6 @@ from btrfs_ublk.volume.store import volume_directory
 pytestmark = [pytest.mark.data, pytest.mark.fuse, pytest.mark.usefixtures("in_process")]
 
 DATA = {"x": b"hello\n" * 1000, "d/y": b"y" * 5000, "d/z": b""}
-
-
-@pytest.fixture
-def place(
-    need: Need, sparse_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Place]:
-    need(ROOT, BTRFS, LOOP, FUSE)
-    monkeypatch.setenv(CONFIG_VARIABLE, str(sparse_path / "etc"))
-    found = Place(sparse_path, "fuse")
-    yield found
-    found.take_all_down()
 
 
 @pytest.fixture
@@ -139,20 +120,7 @@ def test_the_listed_object_and_no_other(place: Place, server: RangeServer) -> No
         (place.target / "t/y").read_bytes()
 
 
-#: Brings a volume up, and is killed when it calls a function.
-_KILLED = """
-import os, signal, sys
-from btrfs_ublk.volume import find_definition, trees, up_volume, VolumeTree
-
-step, name, base, tree = sys.argv[1:]
-where = trees
-*path, last = step.split(".")
-for part in path:
-    where = getattr(where, part)
-setattr(where, last, lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL))
-definition = find_definition(name, base=base).definition
-up_volume(name, definition.with_trees([VolumeTree.parse(tree)]), base=base)
-"""
+#: Where an addition is killed.
 STEPS = (
     "make_clones",
     "commit_transaction",
@@ -166,9 +134,13 @@ def test_killed_in_between(place: Place, server: RangeServer) -> None:
     up(place)
     for number, step in enumerate(STEPS):
         tree = f"t{number}={server.url('fetch.txt')}"
-        words = [sys.executable, "-c", _KILLED, step, NAME, place.base, tree]
-        done = subprocess.run(words, capture_output=True, timeout=TIMEOUT_S)
-        assert done.returncode == -signal.SIGKILL, (step, done.stderr)
+        defined = f"volume.find_definition('{NAME}', base={place.base!r}).definition"
+        trees = f"[volume.VolumeTree.parse('{tree}')]"
+        killed_at(
+            f"volume.trees:{step}",
+            f"volume.up_volume('{NAME}', {defined}.with_trees({trees}),"
+            f" base={place.base!r})",
+        )
         done = place.command("up", NAME, "--add-tree", tree)
         assert done.returncode == 0, (step, done.stderr)
         assert contents(place.target / f"t{number}") == DATA

@@ -1,19 +1,14 @@
 """More room for what is written: up, down, killed in between, and what is refused."""
 
-from __future__ import annotations
-
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.volumes import NAME, TIMEOUT_S, Place
+from support.volumes import NAME, Place, killed_at
 
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.device.locks import registry_locked
@@ -40,25 +35,6 @@ STEPS = [
     ("resize", "grow_filesystem"),
     ("store", "VolumeDirectory.write_made"),
 ]
-
-#: Grows a volume, and is killed when it calls a function.
-_KILLED = """
-import os, signal, sys
-from importlib import import_module
-from pathlib import Path
-from btrfs_ublk.units import GIB
-from btrfs_ublk.volume import resize_volume
-
-def die(*arguments, **options):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-where = import_module("btrfs_ublk.volume." + sys.argv[1])
-*path, name = sys.argv[2].split(".")
-for part in path:
-    where = getattr(where, part)
-setattr(where, name, die)
-resize_volume(sys.argv[3], GIB, base=Path(sys.argv[4]))
-"""
 
 
 @pytest.fixture
@@ -149,13 +125,8 @@ def test_killed_in_between(
         before = size_of(place)
         if not is_up:
             down_volume(NAME, base=place.base)
-        done = subprocess.run(
-            [sys.executable, "-c", _KILLED, module, function, NAME, place.base],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
-        assert done.returncode == -signal.SIGKILL, (function, done.stderr)
+        grow = f"volume.resize_volume('{NAME}', {GIB}, base={place.base!r})"
+        killed_at(f"volume.{module}:{function}", grow)
         if number % 2:
             done = place.command("up", NAME)  # as it is kept
             assert done.returncode == 0, (function, done.stderr)

@@ -1,19 +1,14 @@
 """``btrfs-ublk volume snapshot``, ``rollback`` and the like: what snapshots have, what
 is refused, and what kills leave."""
 
-from __future__ import annotations
-
 import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.needs import Need
-from support.volumes import NAME, TIMEOUT_S, Place, image_place
+from support.volumes import NAME, TIMEOUT_S, Place, image_place, killed_at
 
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
 from btrfs_ublk.base.process import run
@@ -248,27 +243,6 @@ def test_a_rollback_that_fails_leaves_all_as_it_was(
     assert volume_directory(NAME, place.base).rollback() is None
 
 
-#: Runs a function of the package; killed at the N-th call of another one.
-_KILLED = """
-import importlib, os, signal, sys
-from btrfs_ublk import volume
-
-function, name, base, snapshot, step, at = sys.argv[1:]
-module, *path, last = step.split(".")
-where = importlib.import_module(f"btrfs_ublk.volume.{module}")
-for part in path:
-    where = getattr(where, part)
-real, calls = getattr(where, last), []
-
-def die(*arguments, **options):
-    calls.append(1)
-    if len(calls) == int(at):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(*arguments, **options)
-
-setattr(where, last, die)
-getattr(volume, function)(name, snapshot, base=base)
-"""
 #: Where a rollback is killed, before the N-th call; and if it takes place then.
 _ROLLBACK = (
     ("up.take_down", 1, False),
@@ -288,14 +262,9 @@ _ROLLBACK = (
 
 
 def killed(place: Place, function: str, step: str, at: int = 1) -> None:
-    words = [function, NAME, place.base, "one", step, at]
-    done = subprocess.run(
-        [sys.executable, "-c", _KILLED, *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == -signal.SIGKILL, (step, done.stderr)
+    module, _, path = step.partition(".")
+    words = f"volume.{function}('{NAME}', 'one', base={place.base!r})"
+    killed_at(f"volume.{module}:{path}", words, call=at)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,9 @@
 """Whole trees in volumes of virtual data: equal to their sources, without moving data;
 killed and failed additions leave nothing."""
 
-from __future__ import annotations
-
 import os
 import random
-import signal
 import subprocess
-import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +14,14 @@ from support.images import mkimage
 from support.needs import Need
 from support.sanitized_build import SANITIZER_ENVIRONMENT
 from support.trees import GRANTING_ACL, describe, differences, make
-from support.volumes import NAME, TIMEOUT_S, Place, fetched_bytes, image_place
+from support.volumes import (
+    NAME,
+    TIMEOUT_S,
+    Place,
+    fetched_bytes,
+    image_place,
+    killed_at,
+)
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT
 from btrfs_ublk.base.helpers import MAKETREE
@@ -207,24 +210,17 @@ def test_a_volume_without_room_keeps_nothing(place: Place) -> None:
     assert is_untouched(place)
 
 
-#: Adds a tree, and is killed when it calls a function, or in the middle of the work.
-_KILLED = """
-import os, signal, sys
-from pathlib import Path
-from btrfs_ublk.image.access import RegistryAccess
-from btrfs_ublk.volume import trees
+def killed(place: Place, step: str, tree: Path) -> None:
+    """Add a tree, and be killed when it calls a function."""
+    words = f"'{NAME}', {tree!r}, 'some/where', base={place.base!r}"
+    killed_at(
+        f"volume.trees:{step}",
+        "from btrfs_ublk.image.access import RegistryAccess\n"
+        f"volume.add_tree({words}, access=RegistryAccess())",
+    )
 
-def die(*arguments, **options):
-    os.kill(os.getpid(), signal.SIGKILL)
 
-step, name, base, source = sys.argv[1:]
-where = trees
-*path, last = step.split(".")
-for part in path:
-    where = getattr(where, part)
-setattr(where, last, die)
-trees.add_tree(name, Path(source), "some/where", access=RegistryAccess(), base=base)
-"""
+#: Where it is killed, or in the middle of the work.
 STEPS = (
     "VolumeDirectory.write_half_tree",
     "create_subvolume",
@@ -249,13 +245,7 @@ def test_killed_in_between(place: Place, steps: tuple[str, ...]) -> None:
         (tree / f"{number}").touch()
     expected = describe(tree)
     for number, step in enumerate(steps):
-        done = subprocess.run(
-            [sys.executable, "-c", _KILLED, step, NAME, place.base, tree],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
-        assert done.returncode == -signal.SIGKILL, (step, done.stderr)
+        killed(place, step, tree)
         if number % 2 or step == "VolumeDirectory.forget_half_tree":
             up_volume(NAME, place.definition(), base=place.base)
         else:
@@ -304,12 +294,7 @@ def test_nothing_else_becomes_the_new_subvolume(
 def test_leftovers_go_wherever_their_directory_is(place: Place) -> None:
     tree = small_tree(place.root / "tree")
     (place.target / "some").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", _KILLED, "rename_beneath", NAME, place.base, tree],
-        capture_output=True,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == -signal.SIGKILL
+    killed(place, "rename_beneath", tree)
     (left,) = (place.target / "some").iterdir()
     create_subvolume(left, "nested")
     set_read_only(left)
