@@ -4,22 +4,24 @@ Those with the parameter `ublk` need that driver, and run in a VM where the kern
 none. `scripts/test` runs several at a time, each worker with mounts of its own.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 import support.devices
 from click.testing import CliRunner
+from support.needs import Need
 from support.volumes import Place
 
+from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
 from btrfs_ublk.base.entry import run_command
 from btrfs_ublk.base.log import log
+from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.cli.main import command
 from btrfs_ublk.volume.store import VOLUMES_VARIABLE
 
@@ -86,6 +88,18 @@ def in_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
             return _run(*["-vv"] * verbose, noun, *arguments)
 
     monkeypatch.setattr(Place, "command", of_place)
+
+
+@pytest.fixture
+def place(
+    need: Need, sparse_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Place]:
+    """For volumes with the fuse front end. Files with other needs have their own."""
+    need(ROOT, BTRFS, LOOP, FUSE)
+    monkeypatch.setenv(CONFIG_VARIABLE, str(sparse_path / "etc"))
+    found = Place(sparse_path, "fuse")
+    yield found
+    found.take_all_down()
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ These images are of the other formatter, whose seed has one file of virtual data
 bytes come from, and what is kept, is the same.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random
@@ -102,6 +100,18 @@ def registry(need: Need, tmp_path: Path) -> Iterator[Registry]:
         yield server
 
 
+def push(image: BuiltImage, target: Reference, ca_file: Path | None = None) -> None:
+    layout = Layout.opened(image.name.path)
+    access = RegistryAccess(ca_file=ca_file)
+    with open_repository(target, access, writing=True) as repository:
+        push_image(layout, layout.find("app"), target, repository)
+
+
+def allow(place: Place, pattern: str) -> None:
+    (place.root / "etc").mkdir()
+    (place.root / "etc/images.toml").write_text(f'[[allow]]\nfrom = "{pattern}"\n')
+
+
 def content(mount: Path, inode: int) -> bytes:
     with reached_inode(mount, inode) as path:
         return path.read_bytes()
@@ -153,17 +163,12 @@ def test_from_a_layout(place: Place) -> None:
 def test_from_a_registry(place: Place, registry: Registry) -> None:
     image, inode = image_of_a_file(place.root / "image")
     target = Reference(registry.host, "some/app", "1")
-    layout = Layout.opened(image.name.path)
-    with open_repository(
-        target, RegistryAccess(ca_file=registry.ca_file), writing=True
-    ) as repository:
-        push_image(layout, layout.find("app"), target, repository)
+    push(image, target, registry.ca_file)
     definition = place.definition(image=str(target), image_ca_file=registry.ca_file)
     with pytest.raises(BtrfsUblkError, match="no sealed image may come from"):
         up_volume(NAME, definition, base=place.base)
     assert not os.path.lexists(volume_directory(NAME, place.base).path)
-    (place.root / "etc").mkdir()
-    (place.root / "etc/images.toml").write_text(f'[[allow]]\nfrom = "{target.place}"\n')
+    allow(place, target.place)
     up_volume(NAME, definition, base=place.base)
     cached = show_volume(NAME, base=place.base)
     assert cached.is_up
@@ -185,14 +190,9 @@ def test_from_a_registry(place: Place, registry: Registry) -> None:
 def test_a_kill_while_the_metadata_come(place: Place, registry: Registry) -> None:
     """The device is there before the seed is; what a kill leaves then is made anew."""
     image, inode = image_of_a_file(place.root / "image")
-    layout, access = Layout.opened(image.name.path), RegistryAccess(
-        ca_file=registry.ca_file
-    )
     target = Reference(registry.host, "some/app", "1")
-    with open_repository(target, access, writing=True) as repository:
-        push_image(layout, layout.find("app"), target, repository)
-    (place.root / "etc").mkdir()
-    (place.root / "etc/images.toml").write_text('[[allow]]\nfrom = "*/some/app"\n')
+    push(image, target, registry.ca_file)
+    allow(place, "*/some/app")
     host, _, port = registry.host.partition(":")
     volume = volume_directory(NAME, place.base)
 
@@ -223,7 +223,6 @@ def test_from_a_bucket(
     need(WEED)
     image, inode = image_of_a_file(place.root / "image")
     target = Reference(f"s3://{BUCKET}", "images/app", "1")
-    layout = Layout.opened(image.name.path)
     keys = place.root / "credentials"
     keys.touch(mode=0o600)
     keys.write_text(
@@ -232,12 +231,8 @@ def test_from_a_bucket(
     with s3_server(tmp_path) as store:
         monkeypatch.setenv("AWS_ENDPOINT_URL", store.endpoint)
         monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(keys))
-        with open_repository(target, RegistryAccess(), writing=True) as repository:
-            push_image(layout, layout.find("app"), target, repository)
-        (place.root / "etc").mkdir()
-        (place.root / "etc/images.toml").write_text(
-            f'[[allow]]\nfrom = "{target.place}"\n'
-        )
+        push(image, target)
+        allow(place, target.place)
         definition = place.definition(image=str(target))
         find_named_image(target, image_access(definition))
         right = keys.read_text()
@@ -260,11 +255,7 @@ def test_from_a_bucket(
 def test_from_a_mirror_of_a_registry(place: Place, registry: Registry) -> None:
     """The registry that the image is named after cannot be reached."""
     image, inode = image_of_a_file(place.root / "image")
-    layout = Layout.opened(image.name.path)
-    stored = Reference(registry.host, "some/app", "app")
-    access = RegistryAccess(ca_file=registry.ca_file)
-    with open_repository(stored, access, writing=True) as repository:
-        push_image(layout, layout.find("app"), stored, repository)
+    push(image, Reference(registry.host, "some/app", "app"), registry.ca_file)
     mirrors = place.root / "etc/certs.d/registry.invalid"
     mirrors.mkdir(parents=True)
     (place.root / "etc/hosts.toml").write_text(f'containerd = "{mirrors.parent}"\n')

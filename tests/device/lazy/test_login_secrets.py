@@ -5,14 +5,12 @@ Servers accept, refuse, repeat what they were sent, or answer nothing; then all 
 commands print, logs, processes, events, metrics and files are searched.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -28,7 +26,6 @@ from support.web_servers import (
     web_server,
 )
 
-from btrfs_ublk.base.capabilities import FUSE
 from btrfs_ublk.device import show_device
 
 #: Begins each secret here, so that whatever has one is found.
@@ -146,14 +143,6 @@ def silent(request: str, server: ScriptedServer) -> bytes:
     return b""
 
 
-@pytest.fixture
-def place(need: Need, sparse_path: Path) -> Iterator[Place]:
-    need(FUSE)
-    found = Place(sparse_path, "fuse")
-    yield found
-    found.take_all_down()
-
-
 def processes() -> bytes:
     """Command lines and environments of all processes of ours."""
     found = b""
@@ -165,6 +154,13 @@ def processes() -> bytes:
         except (psutil.Error, OSError):
             continue
     return found
+
+
+def all_that_is_told(place: Place) -> list[str]:
+    asked = ["volume status", "device status", "map list", "map show", "map stats"]
+    words = [[*x.split(), NAME, *["0"] * x.endswith("show")] for x in asked]
+    plain = [place.told(*each) for each in (*words, ["metrics"])]
+    return plain + [place.told(*each, "--json") for each in words]
 
 
 @pytest.mark.usefixtures("in_process")
@@ -225,17 +221,7 @@ def test_nothing_tells_a_login(
             )
             heard.append(place.told("map", "add", NAME, "--source", keys))
         seen = processes()
-        heard += [
-            place.told(*words)
-            for words in (
-                ("volume", "status", NAME, "--json"),
-                ("device", "status", NAME, "--json"),
-                ("map", "list", NAME),
-                ("map", "show", NAME, "0", "--json"),
-                ("map", "stats", NAME, "--json"),
-                ("metrics",),
-            )
-        ]
+        heard += all_that_is_told(place)
         # The servers were told, or else nothing could have been repeated.
         asked = "".join(server.requests).encode()
         assert {x for x in ("bearer", "query") if canary(x).encode() in asked} == {
@@ -301,20 +287,8 @@ def test_nothing_tells_the_query_of_a_signed_url(place: Place, need: Need) -> No
         ]
     # Nobody answers now.
     (place.target / "one").write_bytes(b"")
-    heard += [
-        place.told(*words)
-        for words in (
-            ("volume", "status", NAME),
-            ("volume", "status", NAME, "--json"),
-            ("device", "status", NAME, "--json"),
-            ("map", "list", NAME),
-            ("map", "show", NAME, "0"),
-            ("map", "show", NAME, "0", "--json"),
-            ("map", "stats", NAME, "--json"),
-            ("map", "verify", NAME, "--ask"),
-            ("metrics",),
-        )
-    ]
+    heard += all_that_is_told(place)
+    heard.append(place.told("map", "verify", NAME, "--ask"))
     kill_server(NAME)
     heard.append(place.told("device", "status", NAME))
     device = show_device(NAME)

@@ -4,8 +4,6 @@ Under verified reads of a clone on a mounted sprout; what is counted is wrong by
 errors that a reader sees.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import mmap
@@ -104,6 +102,17 @@ def kept(stage: Stage) -> Iterator[FuseConnection]:
         # Before the stage comes down: reads would wait for ever otherwise.
 
 
+@contextmanager
+def serving(
+    directory: Path, description: Description = ZEROES, *options: str
+) -> Iterator[tuple[Servers, dict[str, Any], ExitStack]]:
+    """A first server that can be taken over, its ready line, and what ends before."""
+    servers = Servers(directory, description)
+    with ExitStack() as stack:
+        stack.callback(servers.close)
+        yield servers, servers.start("--recovery", "auto", *options), stack
+
+
 class TestReissue:
     """Somebody keeps the connection: no reader sees an error."""
 
@@ -171,10 +180,8 @@ class TestReissue:
             "    os.write(1, os.pread(fd, 4096, offset))\n"
             "signal.setitimer(signal.ITIMER_REAL, 0)\n"
         )
-        servers = Servers(sparse_path, Description(MIB, [pattern]))
-        with ExitStack() as stack:
-            stack.callback(servers.close)
-            ready = servers.start("--recovery", "auto")
+        described = Description(MIB, [pattern])
+        with serving(sparse_path, described) as (servers, ready, stack):
             kept = stack.enter_context(servers.keep(ready))
             reader = stack.enter_context(
                 subprocess.Popen(
@@ -201,7 +208,6 @@ class TestReissue:
         source = sparse_path / "source"
         source.write_bytes(bytes(MIB))
         segment = FileSegment(offset=0, length=MIB, path=str(source), writable=True)
-        servers = Servers(sparse_path, Description(MIB, [segment], read_only=False))
         stop = threading.Event()
 
         def write(file: Path, number: int) -> int:
@@ -218,9 +224,9 @@ class TestReissue:
             return count
 
         chances = random.Random(9)
-        with ExitStack() as stack:
-            stack.callback(servers.close)
-            ready = servers.start("--recovery", "auto", "--queues", "2")
+        with serving(
+            sparse_path, Description(MIB, [segment], read_only=False), "--queues", "2"
+        ) as (servers, ready, stack):
             file = stack.enter_context(open(ready["file"], "rb", buffering=0))
             again = Path(f"/proc/self/fd/{file.fileno()}")
             kept = stack.enter_context(servers.keep(ready))
@@ -248,15 +254,14 @@ class TestReissue:
         source = sparse_path / "source"
         source.write_bytes(bytes(MIB))
         segment = FileSegment(offset=0, length=MIB, path=str(source), writable=True)
-        servers = Servers(sparse_path, Description(MIB, [segment], read_only=False))
         # struct fuse_in_header, struct fuse_write_in
         size = 80 + BLOCK_BYTES
         request = struct.pack("<IIQQIIIHH", size, 16, 1 << 60, 2, 0, 0, 0, 0, 0)
         request += struct.pack("<QQIIQII", 0, 8 * BLOCK_BYTES, BLOCK_BYTES, 0, 0, 0, 0)
         written = b"written" * 512 + bytes(512)
-        with ExitStack() as stack:
-            stack.callback(servers.close)
-            ready = servers.start("--recovery", "auto", "--queues", "1")
+        with serving(
+            sparse_path, Description(MIB, [segment], read_only=False), "--queues", "1"
+        ) as (servers, ready, stack):
             kept = stack.enter_context(servers.keep(ready))
             servers.kill()
             # struct fuse_record: the first one, behind the page of sizes.
@@ -273,10 +278,7 @@ class TestReissue:
             assert os.pread(journal, 4, at) == bytes(4)
 
     def test_the_end_of_who_keeps_it_is_the_end(self, sparse_path: Path) -> None:
-        servers = Servers(sparse_path, ZEROES)
-        with ExitStack() as stack:
-            stack.callback(servers.close)
-            ready = servers.start("--recovery", "auto")
+        with serving(sparse_path) as (servers, ready, stack):
             file = stack.enter_context(open(ready["file"], "rb", buffering=0))
             with servers.keep(ready):
                 servers.kill()
@@ -286,10 +288,7 @@ class TestReissue:
 
     def test_a_file_that_was_open_before(self, sparse_path: Path) -> None:
         """Nobody tells the new server of it; it is served until it is closed."""
-        servers = Servers(sparse_path, ZEROES)
-        with ExitStack() as stack:
-            stack.callback(servers.close)
-            ready = servers.start("--recovery", "auto")
+        with serving(sparse_path) as (servers, ready, stack):
             with open(ready["file"], "rb", buffering=0) as file:
                 kept = stack.enter_context(servers.keep(ready))
                 servers.kill()
@@ -305,10 +304,7 @@ class TestReissue:
 
     def test_one_that_cannot_say_that_it_took_over(self, sparse_path: Path) -> None:
         """It leaves the file as it was, and does not wait for who reads it."""
-        servers = Servers(sparse_path, ZEROES)
-        with ExitStack() as stack:
-            stack.callback(servers.close)
-            ready = servers.start("--recovery", "auto")
+        with serving(sparse_path) as (servers, ready, stack):
             file = stack.enter_context(open(ready["file"], "rb", buffering=0))
             kept = stack.enter_context(servers.keep(ready))
             servers.kill()
@@ -324,10 +320,7 @@ class TestReissue:
             assert file.read(BLOCK_BYTES) == bytes(BLOCK_BYTES)
 
     def test_under_sanitizers(self, sparse_path: Path, sanitized_servers: None) -> None:
-        servers = Servers(sparse_path, ZEROES)
-        with ExitStack() as stack:
-            stack.callback(servers.close)
-            ready = servers.start("--recovery", "auto")
+        with serving(sparse_path) as (servers, ready, stack):
             with open(ready["file"], "rb", buffering=0) as file:
                 kept = stack.enter_context(servers.keep(ready))
                 for _ in range(3):
@@ -365,10 +358,7 @@ class TestRefusals:
     def test_what_cannot_be_taken_over(
         self, sparse_path: Path, case: str, message: str
     ) -> None:
-        servers = Servers(sparse_path, ZEROES)
-        with ExitStack() as stack:
-            stack.callback(servers.close)
-            ready = servers.start("--recovery", "auto")
+        with serving(sparse_path) as (servers, ready, stack):
             number = os.minor(os.stat(ready["file"]).st_dev)
             kept = stack.enter_context(servers.keep(ready))
             keep, arguments = kept.descriptors(), kept.arguments()

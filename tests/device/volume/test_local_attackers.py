@@ -1,19 +1,14 @@
 """A user of a volume changes its directories while root works there."""
 
-from __future__ import annotations
-
 import os
 import stat
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from support.attacker import UID, attacking, exchange, link_whatever_appears
-from support.needs import Need
 from support.volumes import NAME, Place
 
-from btrfs_ublk.base.capabilities import FUSE
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.beneath import exists_beneath, opened_directory, place_beneath
 from btrfs_ublk.volume import VolumeFile, clone_in_volume, kept_volume, up_volume
@@ -21,14 +16,6 @@ from btrfs_ublk.volume import VolumeFile, clone_in_volume, kept_volume, up_volum
 pytestmark = pytest.mark.fuse
 
 ROUNDS = 5
-
-
-@pytest.fixture
-def place(need: Need, sparse_path: Path) -> Iterator[Place]:
-    need(FUSE)
-    found = Place(sparse_path, "fuse")
-    yield found
-    found.take_all_down()
 
 
 @pytest.fixture

@@ -1,18 +1,11 @@
 """Files of a volume that is up: added, removed, and how much of each was fetched."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from support.needs import Need
 from support.volumes import NAME, Place
 from support.waiting import wait_until
 
-from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT
-from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.testing.range_server_fixtures import range_server
 from btrfs_ublk.units import GIB, KIB, MIB
 from btrfs_ublk.volume import KeptFile, VolumeFile, down_volume, show_volume, up_volume
@@ -22,15 +15,8 @@ pytestmark = pytest.mark.usefixtures("in_process")
 
 
 @pytest.fixture
-def place(
-    need: Need, sparse_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Place]:
-    need(ROOT, BTRFS, LOOP, FUSE)
-    monkeypatch.setenv(CONFIG_VARIABLE, str(sparse_path / "etc"))
-    found = Place(sparse_path, "fuse")
-    up_volume(NAME, found.definition("a"), base=found.base)
-    yield found
-    found.take_all_down()
+def one_file(place: Place) -> None:
+    up_volume(NAME, place.definition("a"), base=place.base)
 
 
 def paths(place: Place) -> list[str]:
@@ -44,6 +30,7 @@ def again(place: Place) -> None:
     assert place.command("up", NAME).returncode == 0
 
 
+@pytest.mark.usefixtures("one_file")
 def test_files_are_added_and_removed(place: Place) -> None:
     added = place.command("add-file", NAME, f"dir/b={place.content('b')}")
     assert (added.returncode, added.stdout) == (0, f"{place.target}/dir/b\n")
@@ -76,6 +63,7 @@ def test_files_are_added_and_removed(place: Place) -> None:
     assert paths(place) == ["dir/a", "dir/b"]
 
 
+@pytest.mark.usefixtures("one_file")
 def test_what_a_volume_cannot_take(place: Place) -> None:
     (place.target / "written").write_text("mine")
     large = place.root / "large"
@@ -103,16 +91,7 @@ SIZE_BYTES = MIB + 77
 COUNT = 23
 
 
-@pytest.fixture
-def bare_place(need: Need, sparse_path: Path) -> Iterator[Place]:
-    need(ROOT, BTRFS, LOOP, FUSE)
-    found = Place(sparse_path, "fuse")
-    yield found
-    found.take_all_down()
-
-
-def test_how_much_of_each_file_is_here(bare_place: Place) -> None:
-    place = bare_place
+def test_how_much_of_each_file_is_here(place: Place) -> None:
     web = place.root / "web"
     web.mkdir()
     for number in range(COUNT):

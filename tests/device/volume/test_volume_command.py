@@ -1,7 +1,5 @@
 """``btrfs-ublk volume``: a volume of what a web server has."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -15,7 +13,6 @@ from support.volumes import NAME, TIMEOUT_S, Place
 from support.web_servers import NGINX, WebServer, web_server
 
 from btrfs_ublk import device as devices
-from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE
 from btrfs_ublk.content.cache import Cache
 from btrfs_ublk.device.state import RUN_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
@@ -50,14 +47,6 @@ def server(need: Need, sparse_path: Path) -> Iterator[WebServer]:
     with web_server(sparse_path / "web") as running:
         (running.files / "big").write_bytes(CONTENT)
         yield running
-
-
-@pytest.fixture
-def place(sparse_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    monkeypatch.setenv(CONFIG_VARIABLE, str(sparse_path / "etc"))
-    found = Place(sparse_path, "fuse")
-    yield found
-    found.take_all_down()
 
 
 def test_status_names_the_file_that_fails(
