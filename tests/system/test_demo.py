@@ -1,7 +1,5 @@
 """The demo, with names that get into each other's way."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -3,8 +3,6 @@
 scripts/package builds them; with --check it installs, tries and purges them as well.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

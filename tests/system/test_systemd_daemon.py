@@ -1,7 +1,5 @@
 """The daemon as a service of systemd, which is process 1 of namespaces of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

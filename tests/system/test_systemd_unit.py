@@ -1,7 +1,5 @@
 """The units: what systemd itself says of them, and what must not change."""
 
-from __future__ import annotations
-
 import configparser
 import os
 import re

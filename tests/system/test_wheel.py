@@ -1,7 +1,5 @@
 """The wheel and the source distribution; and a project that uses the wheel."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """An image of a small tree, made once for the tests of a file, and volumes of it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

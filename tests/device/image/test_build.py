@@ -1,7 +1,5 @@
 """Sealed images: what was put in is what the kernel shows, and checkers are content."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable

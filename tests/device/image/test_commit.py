@@ -1,7 +1,5 @@
 """``btrfs-ublk image commit``: what others make of the image is what the fork shows."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

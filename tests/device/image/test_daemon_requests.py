@@ -1,7 +1,5 @@
 """Requests about volumes to the daemon, by its socket, and the program that asks it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

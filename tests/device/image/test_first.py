@@ -1,7 +1,5 @@
 """Images whose data begin with what a trace of another build has read."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,8 +1,6 @@
 """Forks of a sealed image when their volume goes down and comes up again, their quotas,
 and images that are detached: each test has a volume of its own."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,8 +1,6 @@
 """Forks of a sealed image, as snapshots and as overlays: what is read, who sees what,
 what is refused, and that they are removed. The volume stays up all the while."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal

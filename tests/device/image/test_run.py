@@ -1,7 +1,5 @@
 """``btrfs-ublk image run``: a command in a fork of an image, as the image says."""
 
-from __future__ import annotations
-
 import io
 import os
 import pty

@@ -1,7 +1,5 @@
 """Loop devices: geometry, identity, detaching, races."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

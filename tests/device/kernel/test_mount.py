@@ -1,7 +1,5 @@
 """Mounts: their identity, and unmounting when somebody is in the way."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -3,8 +3,6 @@ the thread that has received them: while servers are killed and replaced, and wh
 there are fewer records than readers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

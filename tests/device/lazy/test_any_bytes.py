@@ -1,7 +1,5 @@
 """Text that is no UTF-8, of servers and file systems: it is told, and ends nothing."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Iterator

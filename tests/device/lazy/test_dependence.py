@@ -1,7 +1,5 @@
 """The read path must never depend on the file system that it backs."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from typing import Any

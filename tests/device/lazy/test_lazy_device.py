@@ -1,7 +1,5 @@
 """Lazy segments as devices, with each front end."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

@@ -1,7 +1,5 @@
 """``btrfs-ublk map``, on devices of ``btrfs-ublk device``."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

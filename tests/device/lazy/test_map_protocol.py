@@ -1,7 +1,5 @@
 """Maps of running servers: requests by hand, as of clients that are not ours."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

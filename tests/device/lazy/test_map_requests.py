@@ -1,7 +1,5 @@
 """Maps of running servers: requests over the control connection, from Python."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Images of a real registry by their tags, which name one blob when it is added."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

@@ -1,7 +1,5 @@
 """Prefetching into the cache, by trace or by range."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

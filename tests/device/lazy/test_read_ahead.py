@@ -1,7 +1,5 @@
 """Read-ahead of a sprout: it is set last, it holds, and page faults fetch no more."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import subprocess

@@ -2,8 +2,6 @@
 credentials; and what becomes of the credentials.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Iterator

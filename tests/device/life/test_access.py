@@ -4,8 +4,6 @@ Strangers get descriptors (O_PATH) of all that a running volume has, so that no 
 directory above it answers for an open file below: each has to refuse on its own.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,7 +1,5 @@
 """The host's one daemon: it supervises all devices, and may die, or be replaced."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -79,12 +77,6 @@ def wait_for_another(before: ProcessIdentity, *names: str) -> None:
             lambda state: state.status == "serving"
             and state.supervisor not in (None, before),
         )
-
-
-def environment_of_server(name: str) -> bytes:
-    server = show_device(name).state.server
-    assert server is not None
-    return Path(f"/proc/{server.pid}/environ").read_bytes()
 
 
 @with_fuse
@@ -273,7 +265,10 @@ def test_servers_see_the_environment_of_their_command(
     for _ in range(2):
         for name in ("one", "two"):
             wait_for(name, lambda state: state.status == "serving")
-            assert b"this is " + name.encode() in environment_of_server(name)
+            server = show_device(name).state.server
+            assert server is not None
+            environment = Path(f"/proc/{server.pid}/environ").read_text()
+            assert f"this is {name}" in environment
         before = daemon_of("one", "two")
         kill(before, signal.SIGSTOP)
         for name in ("one", "two"):

@@ -1,7 +1,5 @@
 """``btrfs-ublk device``: what stands above all front ends, tried with one of them."""
 
-from __future__ import annotations
-
 import os
 import resource
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 One contract: each test runs with each front end that the kernel has.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Devices that grow while they are read, by way of another server."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

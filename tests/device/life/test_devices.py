@@ -1,7 +1,5 @@
 """Devices that outlive their makers: what their commands do, with each front end."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re
@@ -150,7 +148,11 @@ def test_del_of_a_mounted_device(options: DeviceOptions, sparse_path: Path) -> N
             kill_supervisor("one")
             kill(show_device("one").state.server, signal.SIGKILL)
             is_ublk = options.front_end == "ublk"
-            wait_until_dead("one", health="dead" if is_ublk else "lost")
+            health = "dead" if is_ublk else "lost"
+            wait_until(
+                lambda: show_device("one").health == health,
+                lambda: show_device("one").health,
+            )
             (left,) = collect_devices()
             cure = "recover one" if is_ublk else "unmount it"
             assert left.result == "left" and cure in str(left.reason)
@@ -159,12 +161,6 @@ def test_del_of_a_mounted_device(options: DeviceOptions, sparse_path: Path) -> N
             if is_ublk:
                 assert recover_device("one")
                 os.listdir(target)
-
-
-def wait_until_dead(name: str, *, health: str = "dead") -> None:
-    wait_until(
-        lambda: show_device(name).health == health, lambda: show_device(name).health
-    )
 
 
 @pytest.mark.usefixtures("in_process")

@@ -1,7 +1,5 @@
 """gc: removes what a killed process made, all of it, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Interrupted at any line, a process leaves nothing."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """Metrics and the live table, of devices that run."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import re

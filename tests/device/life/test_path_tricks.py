@@ -4,8 +4,6 @@ mounts of a user namespace, or an exchange of names.
 What is root's elsewhere never changes, and nothing of it gets out. Commands may fail.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable, Iterator

@@ -2,8 +2,6 @@
 with a mounted sprout and reads that are verified all the while.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

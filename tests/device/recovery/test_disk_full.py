@@ -1,7 +1,5 @@
 """Disks of maps and of caches that take no more: what reads get, and what is said."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator
 from pathlib import Path

@@ -2,8 +2,6 @@
 kernel's own trace of a btrfs file system says what was synced.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import re

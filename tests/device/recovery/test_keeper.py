@@ -2,8 +2,6 @@
 nobody has to type a command; what ends on purpose stays ended.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Servers of lazy segments that are killed or replaced while they fetch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

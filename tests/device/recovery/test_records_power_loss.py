@@ -1,8 +1,6 @@
 """Records of images, volumes and snapshots whose machine loses power at any moment:
 what was acknowledged is there, and what is half-made is no obstacle."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

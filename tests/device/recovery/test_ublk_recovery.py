@@ -3,8 +3,6 @@
 Every byte that is read in the meantime is checked.
 """
 
-from __future__ import annotations
-
 import errno
 import functools
 import json

@@ -2,8 +2,6 @@
 files, which nobody has open, above all.
 """
 
-from __future__ import annotations
-
 import hashlib
 import mmap
 import os

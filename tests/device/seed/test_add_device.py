@@ -4,8 +4,6 @@ A kill of it stops the machine (docs/upstream/device-add-sigkill.md), so what ki
 only done in a virtual machine, or where the file system is no seed.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import random
@@ -64,11 +62,6 @@ def more(plain: Mount, sparse_path: Path) -> Iterator[Path]:
         yield loop.path
         if plain.target.is_mount():
             run(["umount", plain.target], timeout_s=TIMEOUT_S)
-
-
-def devices_of(mount: Mount) -> str:
-    command = ["btrfs", "filesystem", "show", mount.target]
-    return run(command, timeout_s=TIMEOUT_S).stdout
 
 
 def lowest_oom_score() -> str:
@@ -135,7 +128,8 @@ def test_it_goes_on_when_all_others_are_killed(
             run(["fsfreeze", "--unfreeze", plain.target], timeout_s=TIMEOUT_S)
     with lock.open() as again:
         fcntl.flock(again, fcntl.LOCK_EX)
-    assert str(more) in devices_of(plain)
+    show = ["btrfs", "filesystem", "show", plain.target]
+    assert str(more) in run(show, timeout_s=TIMEOUT_S).stdout
 
 
 def test_nothing_keeps_the_mount_busy_when_it_is_done(plain: Mount, more: Path) -> None:
@@ -149,11 +143,6 @@ def test_nothing_keeps_the_mount_busy_when_it_is_done(plain: Mount, more: Path) 
         run(removal, timeout_s=TIMEOUT_S)
 
 
-def only_in_a_virtual_machine() -> None:
-    if not os.environ.get("BTRFS_UBLK_VM"):
-        inapplicable("should it fail, the machine stops: only in a virtual one")
-
-
 @pytest.mark.timeout(3600)
 def test_sprouting_is_killed_at_any_moment(
     need: Need, sparse_path: Path, state_of_system: Callable[[], SystemState]
@@ -161,7 +150,8 @@ def test_sprouting_is_killed_at_any_moment(
     """While the kernel adds the device, what asked for it is killed, and its helper:
     the machine lives, gc leaves nothing, and the next one sprouts.
     """
-    only_in_a_virtual_machine()
+    if not os.environ.get("BTRFS_UBLK_VM"):
+        inapplicable("should it fail, the machine stops: only in a virtual one")
     need(Helper(MKSEED), Helper(ADD_DEVICE))
     chances = random.Random(SEED)
     before = state_of_system()

@@ -1,7 +1,5 @@
 """The offline check: healthy seeds are clean, other file systems are told apart."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Seeds of the fallocate strategy: made by mkfs.btrfs and the kernel's allocator."""
 
-from __future__ import annotations
-
 import os
 import resource
 import struct

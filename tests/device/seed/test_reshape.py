@@ -1,7 +1,5 @@
 """btrfs-ublk-reshape: what it changes, what it refuses, and what damage does."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import random

@@ -1,7 +1,5 @@
 """Seeds and sprouts: what is made, and that no step leaves anything when it fails."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -3,8 +3,6 @@
 With real servers: test_device.py.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """What a server's threads have given up: privileges, and system calls."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

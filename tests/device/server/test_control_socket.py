@@ -1,7 +1,5 @@
 """The control socket that clients connect to: who may, and what they cannot hold up."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What only the fuse front end has: a file in a mount of its own, and a loop device."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json

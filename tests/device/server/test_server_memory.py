@@ -2,8 +2,6 @@
 and none to go on serving when there is none to be had.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

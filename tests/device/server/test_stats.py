@@ -1,7 +1,5 @@
 """What servers count and time: histograms, the engine's statistics, whole servers."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,8 +1,6 @@
 """What only ublk devices have: numbers, records of the driver that carry tags, and
 features of the driver."""
 
-from __future__ import annotations
-
 import functools
 import json
 import mmap

@@ -1,7 +1,5 @@
 """Zero copy between disks and readers, which has to be asked for: the same bytes."""
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

@@ -1,7 +1,5 @@
 """The reader that proofs rest on: it must see a wrong byte, an error, a hang."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

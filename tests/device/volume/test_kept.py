@@ -1,7 +1,5 @@
 """Kept volumes, with each front end: down and up, what stays, what is refused."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import sqlite3

@@ -2,8 +2,6 @@
 virtual file, and files have checksums unless they are clones of it.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

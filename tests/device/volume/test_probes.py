@@ -1,7 +1,5 @@
 """Nothing that looks at a volume's device from outside (udev, blkid, ...) fails."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -2,8 +2,6 @@
 defines.
 """
 
-from __future__ import annotations
-
 import errno
 import random
 from collections.abc import Callable, Iterator

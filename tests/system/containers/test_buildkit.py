@@ -3,8 +3,6 @@
 scripts/containerd builds it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """Containers of a real containerd, on our snapshots."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from contextlib import ExitStack

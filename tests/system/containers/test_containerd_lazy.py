@@ -1,7 +1,5 @@
 """Containers of a real containerd that start from sealed images, by way of CRI."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import tarfile

@@ -4,8 +4,6 @@
 scripts/containerd builds critest.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import xml.etree.ElementTree as xml

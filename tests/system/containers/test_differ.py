@@ -1,7 +1,5 @@
 """Layers of what has changed in a snapshot, which a real containerd stores."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

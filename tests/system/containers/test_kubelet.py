@@ -2,8 +2,6 @@
 wants logins. scripts/containerd builds it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import json

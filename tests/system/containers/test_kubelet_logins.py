@@ -1,7 +1,5 @@
 """Logins by the kubelet's plugins: what is asked, and that reads outlive their end."""
 
-from __future__ import annotations
-
 import errno
 import os
 import time

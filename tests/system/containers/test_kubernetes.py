@@ -1,8 +1,6 @@
 """The manifest for Kubernetes, and the script that it runs: they parse, and name what
 there is. No kubelet runs here."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

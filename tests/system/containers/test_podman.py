@@ -1,7 +1,5 @@
 """podman runs images of volumes, from a store that it only reads."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

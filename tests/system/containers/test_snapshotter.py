@@ -1,7 +1,5 @@
 """The snapshotter, asked as containerd asks it."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """Sealed images in the snapshotter: asked as containerd asks, with a real registry."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

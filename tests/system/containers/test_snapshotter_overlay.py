@@ -1,7 +1,5 @@
 """Containers as overlays: a commit gives others what the container has seen."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """Layouts of images that many builders make, and odd ones: the tree that we make is the
 one that a real containerd unpacks, and what it refuses, we refuse."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

@@ -5,8 +5,6 @@ file with the configuration, and ``{port}``, ``{root}`` and ``{files}`` are wher
 to listen, may write, and finds what it serves.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib import metadata
 from pathlib import Path

@@ -3,8 +3,6 @@
 ``scripts/compatibility.py`` writes docs/compatibility.md from what is found here.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

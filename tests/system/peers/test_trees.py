@@ -1,7 +1,5 @@
 """Directories of real servers, and prefixes of stores, as trees of a volume."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Sessions of the pytest plugin's users that are interrupted leave nothing behind."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

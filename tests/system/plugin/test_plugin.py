@@ -1,7 +1,5 @@
 """The pytest plugin, in generated projects of its users."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 
