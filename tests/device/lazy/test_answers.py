@@ -9,7 +9,6 @@ import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,6 +60,15 @@ def description(
         origin.go_on.set()
 
 
+@pytest.fixture
+def servers(
+    sanitized_servers: None, sparse_path: Path, description: Description
+) -> Iterator[Servers]:
+    made = Servers(sparse_path, description)
+    yield made
+    made.close()
+
+
 @contextmanager
 def reading(path: str) -> Iterator[dict[int, Future[bytes]]]:
     """Reads of a block each, of as many units, by offset."""
@@ -74,10 +82,6 @@ def reading(path: str) -> Iterator[dict[int, Future[bytes]]]:
         os.close(fd)
 
 
-def _asks_more(origin: Origin, before: int) -> bool:
-    return len(origin.asked) > before
-
-
 def must_be_right(reads: dict[int, Future[bytes]]) -> None:
     for offset, read in reads.items():
         found = read.result(timeout=TIMEOUT_S)
@@ -86,23 +90,17 @@ def must_be_right(reads: dict[int, Future[bytes]]) -> None:
 
 @pytest.mark.parametrize("options", [(), FEW])
 def test_a_killed_server_leaves_its_reads_to_the_next(
-    sanitized_servers: None,
-    sparse_path: Path,
-    description: Description,
-    origin: Origin,
-    options: Sequence[str],
+    servers: Servers, origin: Origin, options: Sequence[str]
 ) -> None:
     origin.held_units = ORIGIN_UNITS
-    servers = Servers(sparse_path, description)
     with ExitStack() as stack:
-        stack.callback(servers.close)
         ready = servers.start("--recovery", "auto", *options)
         kept = stack.enter_context(servers.keep(ready))
         stack.callback(origin.go_on.set)
         reads = stack.enter_context(reading(ready["file"]))
         for _ in range(3):
-
-            wait_until(partial(_asks_more, origin, len(origin.asked)))
+            before = len(origin.asked)
+            wait_until(lambda before=before: len(origin.asked) > before)
             servers.kill()
             servers.take_over(kept)
         origin.go_on.set()
@@ -111,18 +109,12 @@ def test_a_killed_server_leaves_its_reads_to_the_next(
 
 @pytest.mark.parametrize("options", [(), FEW])
 def test_a_server_that_leaves_answers_first(
-    sanitized_servers: None,
-    sparse_path: Path,
-    description: Description,
-    origin: Origin,
-    options: Sequence[str],
+    servers: Servers, sparse_path: Path, origin: Origin, options: Sequence[str]
 ) -> None:
     """What it has received, it waits for; the rest is the next one's."""
     origin.held_units = ORIGIN_UNITS
     address = str(sparse_path / "socket")
-    servers = Servers(sparse_path, description)
     with ExitStack() as stack:
-        stack.callback(servers.close)
         listening = stack.enter_context(socket.socket(socket.AF_UNIX))
         listening.bind(address)
         listening.listen()
@@ -146,13 +138,9 @@ def test_a_server_that_leaves_answers_first(
         must_be_right(reads)
 
 
-def test_a_server_that_is_stopped_fails_them(
-    sanitized_servers: None, sparse_path: Path, description: Description, origin: Origin
-) -> None:
+def test_a_server_that_is_stopped_fails_them(servers: Servers, origin: Origin) -> None:
     origin.held_units = ORIGIN_UNITS
-    servers = Servers(sparse_path, description)
     with ExitStack() as stack:
-        stack.callback(servers.close)
         ready = servers.start()
         stack.callback(origin.go_on.set)
         reads = stack.enter_context(reading(ready["file"]))
@@ -166,14 +154,9 @@ def test_a_server_that_is_stopped_fails_them(
         assert servers.running.wait(TIMEOUT_S) == 0, servers.errors()
 
 
-def test_fewer_records_than_readers(
-    sanitized_servers: None, sparse_path: Path, description: Description, origin: Origin
-) -> None:
+def test_fewer_records_than_readers(servers: Servers) -> None:
     """A thread that has lent all its records waits for them."""
-    servers = Servers(sparse_path, description)
-    with ExitStack() as stack:
-        stack.callback(servers.close)
-        ready = servers.start(*FEW)
-        for _ in range(3):
-            with reading(ready["file"]) as reads:
-                must_be_right(reads)
+    ready = servers.start(*FEW)
+    for _ in range(3):
+        with reading(ready["file"]) as reads:
+            must_be_right(reads)
