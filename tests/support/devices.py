@@ -35,6 +35,7 @@ from btrfs_ublk.device.inotify import wait_for_change
 from btrfs_ublk.device.state import device_directory
 from btrfs_ublk.kernel import loop_device, mounted, tempdir
 from btrfs_ublk.kernel.uevents import wait_until as wait_until_event
+from btrfs_ublk.seed import Seed, make_seed
 from btrfs_ublk.server import Description, LazySegment, PatternSegment, Segment
 from btrfs_ublk.units import GIB, KIB, MIB
 
@@ -299,6 +300,13 @@ def attach_again(path: Path, image: Path, *options: str) -> None:
     taken its number meanwhile, and has it for a while."""
     argv = ["losetup", *options, path, image]
     wait_until(lambda: subprocess.run(argv, stderr=subprocess.DEVNULL).returncode == 0)
+
+
+def small_seed(directory: Path) -> tuple[Seed, Path]:
+    """Make a seed of 64 MiB of virtual data, and a directory to mount it at."""
+    path, target = directory / "seed", directory / "mnt"
+    target.mkdir()
+    return make_seed(path, virtual_data_size=64 * MIB, metadata_only=True), target
 
 
 @contextmanager

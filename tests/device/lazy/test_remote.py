@@ -2,7 +2,6 @@
 credentials; and what becomes of the credentials.
 """
 
-import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +14,7 @@ from support.devices import description_file, device_command, map_command
 from support.needs import Need
 from support.registry import PASSWORD, REGISTRY, USER, registry_server
 from support.s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, WEED, s3_server
+from support.shells import units_of
 from support.web_servers import NGINX, web_server
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP
@@ -98,25 +98,6 @@ def places(need: Need, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pla
         yield made
 
 
-def _serve(directory: Path) -> BlockServer:
-    segment = LazySegment(
-        offset=0, length=SIZE, map=str(directory / "map"), deadline_s=20
-    )
-    return BlockServer(Description(SIZE, [segment]), front_end="fuse")
-
-
-def _source(mirrors: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    units = [
-        hashlib.sha256(DATA[at : at + UNIT]).hexdigest() for at in range(0, SIZE, UNIT)
-    ]
-    return {
-        "size": SIZE,
-        "unit": UNIT,
-        "mirrors": [{"kind": kind, **keys} for kind, keys in mirrors.items()],
-        "digests": units,
-    }
-
-
 def test_added_by_command(places: Places, tmp_path: Path) -> None:
     """What the command's options say of a store and of a registry, in one device."""
     digests = tmp_path / "digests"
@@ -149,8 +130,18 @@ def test_added_by_command(places: Places, tmp_path: Path) -> None:
 
 def test_goes_on_with_what_is_left(need: Need, tmp_path: Path) -> None:
     need(FUSE, LOOP, NGINX, REGISTRY, WEED)
-    with made_places(tmp_path) as places, _serve(tmp_path) as server:
-        server.map_add([_source(places.mirrors)], [Addition(offset=0, length=SIZE)])
+    segment = LazySegment(
+        offset=0, length=SIZE, map=str(tmp_path / "map"), deadline_s=20
+    )
+    described = Description(SIZE, [segment])
+    source: dict[str, Any] = {"size": SIZE, "unit": UNIT}
+    source["digests"] = [unit.hex() for unit in units_of(DATA, UNIT)]
+    with (
+        made_places(tmp_path) as places,
+        BlockServer(described, front_end="fuse") as server,
+    ):
+        source["mirrors"] = [{"kind": x, **y} for x, y in places.mirrors.items()]
+        server.map_add([source], [Addition(offset=0, length=SIZE)])
         third = SIZE // 4 // UNIT * UNIT
         for start, gone in enumerate((None, "http", "oci")):
             if gone:

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from support.devices import small_seed
 from support.needs import Serve, may_be_killed
 from support.processes import freeze
 
@@ -25,7 +26,6 @@ from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.errors import LeftoverError
 from btrfs_ublk.kernel import mounted
 from btrfs_ublk.kernel.uevents import wait_until
-from btrfs_ublk.seed import make_seed
 from btrfs_ublk.server import (
     BlockServer,
     Description,
@@ -96,11 +96,7 @@ def test_a_mounted_device_outlives_its_owner(
     front_end: FrontEndName, sparse_path: Path
 ) -> None:
     """It is served until it is unmounted; pulled away, btrfs would turn read-only."""
-    seed = make_seed(
-        sparse_path / "seed", virtual_data_size=64 * MIB, metadata_only=True
-    )
-    target = sparse_path / "mnt"
-    target.mkdir()
+    seed, target = small_seed(sparse_path)
     pattern = PatternSegment(offset=0, length=64 * MIB)
     with owner_in_its_own_process(front_end, seed.description([pattern])) as (
         owner,
@@ -196,11 +192,7 @@ def test_a_killed_server_fails_reads_and_leaves_nothing(
 
 
 def test_a_mounted_device_is_not_taken_down(serve: Serve, sparse_path: Path) -> None:
-    seed = make_seed(
-        sparse_path / "seed", virtual_data_size=64 * MIB, metadata_only=True
-    )
-    target = sparse_path / "mnt"
-    target.mkdir()
+    seed, target = small_seed(sparse_path)
     contents = [PatternSegment(offset=0, length=64 * MIB)]
     server = serve(seed.description(contents))
     with ExitStack() as mounts:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.devices import new_btrfs
 from support.needs import Need, Serve, inapplicable
 
 from btrfs_ublk.base.capabilities import BTRFS, MKFS_BTRFS
-from btrfs_ublk.base.process import run
 from btrfs_ublk.base.readers import read_direct
-from btrfs_ublk.kernel import loop_device, mounted
+from btrfs_ublk.kernel import mounted
 from btrfs_ublk.kernel.mountinfo import read_mountinfo
 from btrfs_ublk.server import BlockServer, Description, FileSegment, ZeroSegment
 from btrfs_ublk.units import BLOCK_BYTES, MIB
@@ -51,14 +51,8 @@ def traces(need: Need, sparse_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def on_btrfs(sparse_path: Path) -> Iterator[Path]:
     """A directory in a file system that is nobody else's."""
-    image, target = sparse_path / "image", sparse_path / "btrfs"
-    image.touch()
-    os.truncate(image, 256 * MIB)
-    target.mkdir()
-    with loop_device(image) as loop:
-        run(["mkfs.btrfs", "-q", loop.path], timeout_s=120)
-        with mounted(loop.path, target):
-            yield target
+    with new_btrfs(sparse_path, size_bytes=256 * MIB) as mount:
+        yield mount
 
 
 @dataclass

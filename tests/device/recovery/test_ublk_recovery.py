@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.devices import Readers, reading
+from support.devices import Readers, reading, small_seed
 from support.needs import Need, inapplicable, may_be_killed
 from support.processes import ServerProcess
 
@@ -25,7 +25,6 @@ from btrfs_ublk.base.helpers import SERVER, helper_path
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.kernel import mounted
 from btrfs_ublk.kernel.uevents import wait_until
-from btrfs_ublk.seed import make_seed
 from btrfs_ublk.server import Description, PatternSegment, ZeroSegment
 from btrfs_ublk.units import MIB, TIB
 from btrfs_ublk.volume.temporary import virtual_file_of
@@ -258,12 +257,8 @@ def test_a_device_without_a_server_can_be_deleted(sparse_path: Path) -> None:
 
 @pytest.mark.gate_ublk
 def test_a_mounted_device_without_a_server_is_not_deleted(sparse_path: Path) -> None:
-    seed = make_seed(
-        sparse_path / "seed", virtual_data_size=64 * MIB, metadata_only=True
-    )
+    seed, target = small_seed(sparse_path)
     description = seed.description([PatternSegment(offset=0, length=64 * MIB)])
-    target = sparse_path / "mnt"
-    target.mkdir()
     with ServerProcess(description, "--tag", TAG, "--recovery", "auto") as first:
         first.wait_ready()
         with mounted(first.device, target, read_only=True):

@@ -14,16 +14,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.devices import small_seed
 from support.needs import Serve
 
 from btrfs_ublk.base.readers import READERS, read_direct
 from btrfs_ublk.kernel import mounted
-from btrfs_ublk.seed import make_seed
 from btrfs_ublk.server import (
     Description,
     FileSegment,
     MemsetSegment,
     PatternSegment,
+    Segment,
     ZeroSegment,
 )
 from btrfs_ublk.units import BLOCK_BYTES, EIB, KIB, MIB, TIB
@@ -52,37 +53,20 @@ def source(sparse_path: Path) -> Path:
 
 def description_of_all_kinds(source: Path) -> Description:
     """Segments of odd lengths, so that most requests span some, up to 4 TiB."""
-    lengths = [3, 1, 2, 5, 1, 7, 64, 33]
-    kinds = [
-        "file",
-        "memset",
-        "pattern",
-        "zero",
-        "file",
-        "pattern",
-        "memset",
-        "pattern",
-    ]
+    kinds = "file memset pattern zero file pattern memset pattern".split()
     offset = 0
-    segments: list[MemsetSegment | FileSegment | PatternSegment | ZeroSegment] = []
-    for kind, blocks in zip(kinds, lengths, strict=True):
-        length = blocks * BLOCK_BYTES
-        if kind == "file":
-            segments.append(
-                FileSegment(
-                    offset=offset,
-                    length=length,
-                    path=str(source),
-                    file_offset=offset + BLOCK_BYTES,
-                )
-            )
-        elif kind == "memset":
-            segments.append(MemsetSegment(offset=offset, length=length, byte=97))
-        elif kind == "pattern":
-            segments.append(PatternSegment(offset=offset, length=length, base=7))
-        else:
-            segments.append(ZeroSegment(offset=offset, length=length))
-        offset += length
+    segments: list[Segment] = []
+    for kind, blocks in zip(kinds, [3, 1, 2, 5, 1, 7, 64, 33], strict=True):
+        at = {"offset": offset, "length": blocks * BLOCK_BYTES}
+        file = FileSegment(**at, path=str(source), file_offset=offset + BLOCK_BYTES)
+        made: dict[str, Segment] = {
+            "file": file,
+            "memset": MemsetSegment(**at, byte=97),
+            "pattern": PatternSegment(**at, base=7),
+            "zero": ZeroSegment(**at),
+        }
+        segments.append(made[kind])
+        offset = segments[-1].end
     rest = PatternSegment(offset=offset, length=4 * TIB - offset)
     return Description(4 * TIB, [*segments, rest])
 
@@ -314,11 +298,7 @@ def test_the_server_cannot_wait_for_itself(serve: Serve) -> None:
 
 def test_unmounting_elsewhere_is_not_held_up(serve: Serve, sparse_path: Path) -> None:
     """A server that starts while something is mounted does not keep it mounted."""
-    seed = make_seed(
-        sparse_path / "seed", virtual_data_size=64 * MIB, metadata_only=True
-    )
-    target = sparse_path / "mnt"
-    target.mkdir()
+    seed, target = small_seed(sparse_path)
     with serve(seed.description([])) as first:
         with mounted(first.device, target, read_only=True):
             second = serve(ZEROES)

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.devices import small_seed
 from support.needs import Need, inapplicable
 from support.processes import ServerProcess
 
@@ -21,7 +22,6 @@ from btrfs_ublk.errors import CapabilityError
 from btrfs_ublk.kernel import mounted
 from btrfs_ublk.kernel.blockdev import wait_for_node
 from btrfs_ublk.kernel.ublk_devices import list_ublk_devices
-from btrfs_ublk.seed import make_seed
 from btrfs_ublk.server import (
     BlockServer,
     Description,
@@ -110,11 +110,7 @@ def test_a_device_is_deleted_by_its_tag_only() -> None:
 
 def test_a_device_in_use_does_not_stop(sparse_path: Path) -> None:
     """The server refuses, whatever its owner has looked at before, and serves on."""
-    seed = make_seed(
-        sparse_path / "seed", virtual_data_size=64 * MIB, metadata_only=True
-    )
-    target = sparse_path / "mnt"
-    target.mkdir()
+    seed, target = small_seed(sparse_path)
     with ServerProcess(seed.description([])) as server:
         assert server.wait_ready()["safe_stop"]
         wait_for_node(server.device, timeout_s=10)
