@@ -1,7 +1,5 @@
 """Fixtures of all tests: directories, capabilities, and checks that nothing is left."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import gc as garbage

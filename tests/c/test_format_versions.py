@@ -5,8 +5,6 @@ names have. A volume is all that `volume up` and `down` have left, with a file t
 written and one of virtual data; a device is what a running one has in /run.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sqlite3

@@ -1,7 +1,5 @@
 """Includes of C go downwards through the layers of csrc/, and never in a circle."""
 
-from __future__ import annotations
-
 import re
 
 from support.paths import PROJECT

@@ -3,8 +3,6 @@
 Headers say less than symbols do: core.h declares what several files define.
 """
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every command that a document tells of makes sense, and sessions are replayed."""
 
-from __future__ import annotations
-
 import re
 from fnmatch import fnmatch
 from pathlib import Path

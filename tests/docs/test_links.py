@@ -1,7 +1,5 @@
 """The Markdown files: their links lead somewhere, and they are of one spelling."""
 
-from __future__ import annotations
-
 import functools
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What docs/how-to/pytest-fixtures.md shows is a project whose tests pass."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The surface for other programs, and the examples of its document."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """docs/quick-start.md, typed literally in a fresh clone of the repository."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Documents do no harm to who pastes them, also where one of their commands fails."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The how-tos: every command in them is run, and prints what they say."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

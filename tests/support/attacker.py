@@ -1,7 +1,5 @@
 """Another user of the machine, who changes his directory while root works in it."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """Control groups that limit memory, of either version."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

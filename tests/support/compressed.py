@@ -1,7 +1,5 @@
 """Compressed objects of many kinds, and selections of the bytes that they decode to."""
 
-from __future__ import annotations
-
 import gzip
 import random
 import struct

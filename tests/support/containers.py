@@ -1,7 +1,5 @@
 """containerd, CRI and podman, as tests ask them, and images that arrive lazily."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

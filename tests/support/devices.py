@@ -1,7 +1,5 @@
 """Devices that outlive their servers: commands, kills, reads, maps, and ledgers."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

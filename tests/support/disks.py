@@ -1,7 +1,5 @@
 """Disks that lose power: what a program has written, and blocks that are logged."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import math

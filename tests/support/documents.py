@@ -1,7 +1,5 @@
 """Commands that documents show, how they are run, and what they must print."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -3,8 +3,6 @@
 As a program: NUMBER=ERRNO... -- COMMAND..., which runs the command where the kernel
 refuses those calls."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

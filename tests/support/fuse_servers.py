@@ -1,7 +1,5 @@
 """Servers that take over one FUSE connection in turn, and readers meanwhile."""
 
-from __future__ import annotations
-
 import json
 import random
 import secrets

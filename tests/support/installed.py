@@ -1,7 +1,5 @@
 """The wheel and systemd's units, installed below a root."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,8 +1,6 @@
 """A node of Kubernetes, as far as containers need one: networks of pods, a registry on
 loopback that answers for all others, and plugins that bring logins."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

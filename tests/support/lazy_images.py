@@ -1,7 +1,5 @@
 """Sealed and indexed images in a real registry, beside the ordinary ones."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

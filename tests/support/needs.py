@@ -1,8 +1,6 @@
 """What a test needs of the machine, how much of a long one is done, and what does not
 apply to this kernel."""
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What the page cache has of a file."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows of the benchmark matrix, and reports made of them."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 ``tests/system/peers/peers.py`` lists them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

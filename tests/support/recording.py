@@ -6,8 +6,6 @@ bytes are right) and ``text`` of a failure or a skip. ``tests/durations.json`` h
 seconds of slow tests on two idle CPUs; files with the longest tests run first.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs an S3 store (SeaweedFS, from a Python package) on loopback."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import http.client

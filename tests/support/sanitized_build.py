@@ -1,7 +1,5 @@
 """The C helpers and test programs under AddressSanitizer and UBSan."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Seeds that tests make, reshape and read, and the parts of btrfs' format for it."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

@@ -1,8 +1,6 @@
 """The C programs that tests drive line by line: a map's store, the cache, the engine,
 the fetch process and mirrors."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Keys that sign images, as cosign does."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A client of the snapshotter, and one with sealed images in a registry."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a test must leave as it was: devices, mounts, processes, files."""
 
-from __future__ import annotations
-
 import gc as garbage
 import os
 import sys

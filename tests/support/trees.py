@@ -1,7 +1,5 @@
 """Trees of files that are hard to keep as they are, and descriptions of trees."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import socket

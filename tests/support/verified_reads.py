@@ -2,8 +2,6 @@
 (btrfs-ublk-verify-reads); and reads that ask the server.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """Web servers: nginx, one of a test's own bytes, and one with an origin's behaviour."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

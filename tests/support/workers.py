@@ -6,8 +6,6 @@ tests can only open harmless devices of /dev, so one that makes a device, and is
 in tests/device/ nor marked `device`, fails and says so.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from pathlib import Path

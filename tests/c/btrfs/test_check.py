@@ -1,7 +1,5 @@
 """The offline check: healthy seeds are clean, other file systems are told apart."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -2,8 +2,6 @@
 is, within bounded time, and never crash.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The offline check of seeds: each of its rules has a violation."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from pathlib import Path

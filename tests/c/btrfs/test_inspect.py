@@ -1,7 +1,5 @@
 """The layout that is printed of seeds and of other file systems."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

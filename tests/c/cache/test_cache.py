@@ -1,7 +1,5 @@
 """The local cache of units: what is put, found, evicted, shared and refused."""
 
-from __future__ import annotations
-
 import errno
 import os
 import time

@@ -1,7 +1,5 @@
 """``btrfs-ublk cache``, while servers use the cache."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sqlite3

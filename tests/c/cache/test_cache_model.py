@@ -1,7 +1,5 @@
 """The cache against a model, with two processes that come, go and are killed."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A cache whose machine loses power at any moment: units are right, or absent."""
 
-from __future__ import annotations
-
 import random
 from itertools import cycle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Compressed sources: indexes, and what is decoded by them; in a sanitizer build."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import sqlite3

@@ -1,7 +1,5 @@
 """Lazy segments over compressed sources that a server of HTTP has."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import random

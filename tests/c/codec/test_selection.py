@@ -1,8 +1,6 @@
 """Sources that are selections of what comes out of compressed objects; in a sanitizer
 build."""
 
-from __future__ import annotations
-
 import gzip
 import sqlite3
 import struct

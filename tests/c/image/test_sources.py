@@ -1,7 +1,5 @@
 """Directories and tars as models of images (csrc/image): read exactly, or refused."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

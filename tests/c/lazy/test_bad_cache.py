@@ -1,7 +1,5 @@
 """Reads of healthy sources while the cache is slow, locked, full or broken."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import time

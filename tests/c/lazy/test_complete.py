@@ -1,7 +1,5 @@
 """Background completion: what a map names comes into the cache by itself."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

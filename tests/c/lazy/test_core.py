@@ -1,7 +1,5 @@
 """The core of the fetcher, driven at random (csrc/tests/core-shell.c)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a server's log says of fetching: lines that programs can read."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import time

@@ -1,7 +1,5 @@
 """The fetcher, through fetch-shell in a sanitizer build, with local files."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

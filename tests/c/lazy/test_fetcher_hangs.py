@@ -1,7 +1,5 @@
 """Attempts that hang, and who waits for them: fetch-shell, in a sanitizer build."""
 
-from __future__ import annotations
-
 import errno
 import socket
 import threading

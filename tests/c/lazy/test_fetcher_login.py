@@ -1,7 +1,5 @@
 """Credentials that cannot be read for a while: fetch-shell, in a sanitizer build."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Which of several mirrors is asked first: fetch-shell, in a sanitizer build."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

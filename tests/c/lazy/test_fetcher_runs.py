@@ -1,7 +1,5 @@
 """Runs: requests for several units, with answers that break off or are wrong within."""
 
-from __future__ import annotations
-
 import random
 import re
 import threading

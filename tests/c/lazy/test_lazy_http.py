@@ -1,7 +1,5 @@
 """Lazy segments that are served over HTTP: from a good server, and from bad ones."""
 
-from __future__ import annotations
-
 import errno
 import random
 import sqlite3

@@ -4,8 +4,6 @@ A server's engine is read from, mapped to, killed and started again, while its c
 evicted from, and while what its sources are served from changes, goes and comes back.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

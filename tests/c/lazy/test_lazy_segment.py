@@ -1,7 +1,5 @@
 """Lazy segments, through engine-shell in a sanitizer build."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

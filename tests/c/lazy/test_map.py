@@ -1,7 +1,5 @@
 """Mappings in memory (csrc/lazy/map.c), while other threads look them up."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

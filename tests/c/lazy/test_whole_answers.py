@@ -1,7 +1,5 @@
 """All of an object for a range of it, as of a cache until it has stored that."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Answers over HTTP that no real server gives, and what is said of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

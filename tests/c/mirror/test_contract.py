@@ -1,7 +1,5 @@
 """What holds for all kinds of mirrors that fetch: one object, at each kind of place."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

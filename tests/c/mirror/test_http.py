@@ -1,7 +1,5 @@
 """Mirrors behind HTTP, mostly from a real server."""
 
-from __future__ import annotations
-
 import random
 import resource
 from base64 import b64encode

@@ -1,7 +1,5 @@
 """The client for plain HTTP/1.1: what it leaves to libcurl, and its connections."""
 
-from __future__ import annotations
-
 import random
 import re
 import socket

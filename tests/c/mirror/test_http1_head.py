@@ -1,7 +1,5 @@
 """Heads of HTTP/1.1 responses that are taken without libcurl: fuzz-head.c."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

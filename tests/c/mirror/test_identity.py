@@ -1,7 +1,5 @@
 """What a mirror knows its object by, where its server says little of that."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Blobs of a real container registry, behind tokens."""
 
-from __future__ import annotations
-
 import base64
 import json
 import random

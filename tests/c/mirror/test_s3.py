@@ -1,7 +1,5 @@
 """Objects of a real S3 store, with signed requests."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Caches in front of mirrors (docs/design/hosts.md), with fetch-shell, sanitized."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

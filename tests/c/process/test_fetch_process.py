@@ -1,7 +1,5 @@
 """The fetch process: what it may not do, what it may say, and how it ends."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """A registry's token, which all fetch processes of a host share."""
 
-from __future__ import annotations
-
 import json
 import stat
 import time

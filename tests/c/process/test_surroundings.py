@@ -2,8 +2,6 @@
 than it asks for. It starts, fetches, and says once what it lacks.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """The engine, through engine-shell in a sanitizer build: descriptions and splitting."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

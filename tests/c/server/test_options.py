@@ -1,7 +1,5 @@
 """The command line of the server: what it refuses before it touches anything."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

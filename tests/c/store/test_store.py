@@ -1,7 +1,5 @@
 """The map file (csrc/lazy/store/): what is added, and what is there afterwards."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import struct

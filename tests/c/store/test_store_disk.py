@@ -1,7 +1,5 @@
 """A map on a disk that is full, or fails: each call that writes to it, in turn."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from typing import Any

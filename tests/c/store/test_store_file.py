@@ -1,7 +1,5 @@
 """The map file (csrc/lazy/store/): what is one, and what is refused."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A map whose machine loses power at any moment: what was acknowledged is there."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from itertools import cycle

@@ -1,7 +1,5 @@
 """The keeper by itself: what it does when who started it ends, and what it refuses."""
 
-from __future__ import annotations
-
 import errno
 import os
 import platform

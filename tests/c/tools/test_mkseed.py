@@ -1,7 +1,5 @@
 """What btrfs-ublk-mkseed writes, as btrfs-progs, the kernel and our reader see it."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 import uuid

@@ -1,7 +1,5 @@
 """btrfs-ublk-mkseed's manners: bad input, outputs that exist, failures, kills."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

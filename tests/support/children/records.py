@@ -6,8 +6,6 @@ the log of writes has it, and a line of JSON says what the records are then. The
 thing always writes something.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import random

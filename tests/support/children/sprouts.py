@@ -5,8 +5,6 @@ Argument: a directory for everything. Prints the number of that process when it 
 to add the device, how many seconds that took, and, when the process has ended, "ended".
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,8 +1,6 @@
 """Rules that C and Python both keep: a table of cases for each, which tests of both
 read."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Sequence
