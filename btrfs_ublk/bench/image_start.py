@@ -82,7 +82,7 @@ _ROUND_TRIPS = 3
 _TIMEOUT_S = 300.0
 #: A waterfall of more says nothing to people.
 _MAX_ROWS = 30
-_START = "to the end of the command"
+_START, _EVERYTHING = "to the end of the command", "until all is read"
 _REPOSITORY = "tree"
 _ACCESS = RegistryAccess(insecure=True)
 #: Keeps the daemon alive, as it is on hosts with systemd.
@@ -229,7 +229,9 @@ SUBJECTS: dict[str, Start] = {
 }
 
 
-def _measure(place: Place, subject: str, round_trip_s: float, rate: float) -> Result:
+def _measure(
+    place: Place, subject: str, round_trip_s: float, rate: float, everything: bool
+) -> Result:
     with ExitStack() as stack:
         work = stack.enter_context(tempdir(parent=place.root))
         host, _, port = place.registry.partition(":")
@@ -248,6 +250,11 @@ def _measure(place: Place, subject: str, round_trip_s: float, rate: float) -> Re
         path = SUBJECTS[subject](turn, stack)
         up_s = time.monotonic()
         run(["chroot", path, *place.words], timeout_s=_TIMEOUT_S)
+        if everything:
+            argv = (
+                f"set -o pipefail; tar --one-file-system -cC {path} . | cat > /dev/null"
+            )
+            run(["bash", "-c", argv], timeout_s=_TIMEOUT_S)
         ended_s = time.monotonic()
         found = [each for each in requests() if each.began_s < ended_s]
     turn.marks.append((up_s, ended_s, "run"))
@@ -392,6 +399,7 @@ def tables(document: Document) -> list[Table]:
         default=((20.0, 100.0), (0.0, 1000.0)),
         help="Milliseconds of round trip, and Mbit/s.",
     ),
+    click.option("--everything", is_flag=True, help="Then read all files as well."),
     click.option(
         *("--subject", "subjects"),
         type=click.Choice(list(SUBJECTS)),
@@ -404,13 +412,14 @@ def tables(document: Document) -> list[Table]:
     ),
     repeats=5,
     in_memory=True,
-    recorded=("words",),
+    recorded=("words", "everything"),
 )
 def command(
     run: Run,
     tree: Path,
     words: str,
     links: Sequence[tuple[float, float]],
+    everything: bool,
     subjects: Sequence[str],
 ) -> None:
     """Start a program of an image that this host has never seen, by turns in an order
@@ -421,8 +430,10 @@ def command(
         plan = [(x, y) for x in links for y in subjects]
         for (round_trip_ms, mbit), subject in run.drawn(plan):
             far = f"{round_trip_ms:g} ms, {mbit:g} Mbit/s"
-            result = _measure(place, subject, round_trip_ms / 1e3, mbit * 1e6 / 8)
-            run.add({"what": _START, "far": far, "subject": subject} | result)
+            link_s, rate = round_trip_ms / 1e3, mbit * 1e6 / 8
+            result = _measure(place, subject, link_s, rate, everything)
+            what = _EVERYTHING if everything else _START
+            run.add({"what": what, "far": far, "subject": subject} | result)
 
 
 if __name__ == "__main__":
