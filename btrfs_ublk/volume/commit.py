@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -155,32 +156,56 @@ def diff_fork(
     with _moment(name, found, up.mount, base) as moment:
         try:
             changes, tree = _changes(found, moment)
-            told = dict(_told(changes, tree, found.layer))
+            told = _told(changes, tree, found.layer)
         except OSError as error:
             raise _unread(fork, error) from error
     return [(told[path], Path("/", os.fsdecode(path))) for path in sorted(told)]
 
 
-def _told(changes: Changes, tree: Path, layer: Path) -> Iterator[tuple[bytes, str]]:
-    top, below = os.fsencode(tree), os.fsencode(layer)
-    for path in changes.opaque:
-        hidden = os.path.join(below, path)
-        if os.path.isdir(hidden) and not os.path.islink(hidden):
-            for name in os.listdir(hidden):
-                yield os.path.join(path, name), "removed"
-    for path in changes.removed:
-        yield path, "removed"
+def _told(changes: Changes, tree: Path, layer: Path) -> dict[bytes, str]:
+    top, told = os.fsencode(tree), {path: "removed" for path in changes.removed}
+    there = _looking_into(os.fsencode(layer))
+    opaque = set(changes.opaque)
+    for path in sorted({*changes.opaque, *changes.taken}):
+        # What overlayfs makes below a new directory hides as much, without a mark.
+        if path not in opaque and os.path.dirname(path) not in opaque:
+            continue
+        then = there(path)
+        if then is None or not stat.S_ISDIR(then.st_mode):
+            continue
+        if path in opaque or stat.S_ISDIR(os.lstat(os.path.join(top, path)).st_mode):
+            opaque.add(path)
+            for name in os.listdir(os.path.join(os.fsencode(layer), path)):
+                told[os.path.join(path, name)] = "removed"
     for path in changes.taken:
-        now = os.lstat(os.path.join(top, path))
-        try:
-            then = os.lstat(os.path.join(below, path))
-        except (FileNotFoundError, NotADirectoryError):
-            yield path, "added"
+        now, then = os.lstat(os.path.join(top, path)), there(path)
+        if then is None:
+            told[path] = "added"
             continue
         fields = ("st_mode", "st_uid", "st_gid")
         same = all(getattr(now, x) == getattr(then, x) for x in fields)
-        if not (same and stat.S_ISDIR(now.st_mode)):
-            yield path, "changed"
+        if same and stat.S_ISDIR(now.st_mode):
+            told.pop(path, None)
+        else:
+            told[path] = "changed"
+    return told
+
+
+def _looking_into(top: bytes) -> Callable[[bytes], os.stat_result | None]:
+    """Return a function that finds a path below a directory, and follows no link."""
+
+    @cache
+    def there(path: bytes) -> os.stat_result | None:
+        parent = os.path.dirname(path)
+        above = there(parent) if parent else None
+        if parent and (above is None or not stat.S_ISDIR(above.st_mode)):
+            return None
+        try:
+            return os.lstat(os.path.join(top, path))
+        except FileNotFoundError:
+            return None
+
+    return there
 
 
 def _unknown_layer(fork: str) -> UsageError:
@@ -310,7 +335,7 @@ def _with_layer(
         return create_snapshot(layer, directory, own)
 
     with _temporary(name, mount, base, make) as path:
-        words = ["cp", "--archive", "--reflink=always"]
+        words = ["cp", "--archive", "--preserve=xattr", "--reflink=auto"]
         run([*words, moment / OVERLAY, path], timeout_s=_TIMEOUT_S)
         os.removexattr(path / OVERLAY, LIGHT)
         set_read_only(path)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from math import isfinite
 from pathlib import Path, PurePosixPath
 from typing import Any, Self, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -170,7 +171,9 @@ def _check_value(value: object, what: str) -> None:
     elif isinstance(value, list | tuple):
         for each in value:
             _check_value(each, what)
-    elif not isinstance(value, str | int | float):
+    elif not isinstance(value, str | int | float) or (
+        isinstance(value, float) and not isfinite(value)
+    ):
         raise UsageError(
             f"{what} is {value!r}",
             hint="it consists of texts, numbers, true, false, lists and tables",

@@ -140,6 +140,11 @@ def up_volume(
                 volume, definition, found.begin if found else None
             )
             held.enter_context(lock)
+            if found is None and volume.made().is_pending:
+                raise BtrfsUblkError(
+                    f"another command that made volume {name!r} was interrupted",
+                    hint="try again",
+                )
             if is_new:
                 on_failure.push(undoing(lambda: _unmake(volume)))
         _refuse_changes(volume, definition)

@@ -39,6 +39,9 @@ def layout(need: Need, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tree / "etc").mkdir(parents=True)
     (tree / "big").write_bytes(BIG)
     (tree / "etc/motd").write_text("hello\n")
+    (tree / "srv/data").mkdir(parents=True)
+    (tree / "srv/data/old").touch()
+    (tree / "alias").symlink_to("/etc")
     for number in range(SMALL_FILES):
         (tree / f"etc/{number}").write_text(str(number))
     os.chown(tree, 3, 4)

@@ -119,6 +119,26 @@ def test_a_fork_of_a_fork_is_its_moment(place: Place, mode: ForkMode) -> None:
     assert fork_image(NAME, "three", source="four", base=place.base) == three
 
 
+@each_mode
+def test_what_takes_the_place_of_a_directory_or_link_is_told(
+    place: Place, mode: ForkMode
+) -> None:
+    """The link of the layer leads to a directory of the host, which nobody reads."""
+    one = fork(place, "one", mode)
+    (one / "alias").unlink()
+    (one / "alias").mkdir()
+    (one / "alias/passwd").touch()
+    shutil.rmtree(one / "srv")
+    (one / "srv/data").mkdir(parents=True)
+    (one / "srv/data/new").touch()
+    told = diff_fork(NAME, "one", base=place.base)
+    assert sorted((how, str(path)) for how, path in told) == [
+        *(("added", "/alias/passwd"), ("added", "/srv/data/new")),
+        *(("changed", "/alias"), ("changed", "/srv"), ("changed", "/srv/data")),
+        ("removed", "/srv/data/old"),
+    ]
+
+
 def test_work_in_a_fork_fetches_what_it_reads(place: Place) -> None:
     """No data of the image come by changes of owners, or by new files."""
     before = fetched_bytes(place)
