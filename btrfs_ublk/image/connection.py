@@ -188,7 +188,8 @@ class Connection:
             if response.status_code in ok:
                 if method != "GET":
                     # The next request can use the connection of one read to its end.
-                    response.read(_MAX_ERROR_BYTES)
+                    with suppress(NoAnswer):  # the status says enough
+                        response.read(_MAX_ERROR_BYTES)
                 return response
             # A token that another process got may be of no use.
             most = 2 if self._token_is_shared else 1

@@ -27,6 +27,10 @@ _IDLE = 4
 _LINK = re.compile(r'<([^>]*)>[^,]*?;\s*rel="?next"?')
 
 
+#: How a connection ends beneath TLS.
+_TLS_ENDS = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+
+
 class NoAnswer(Exception):
     """A request has no answer, or not all of one. ``may_pass``: a later one may have;
     ``is_tls``: the server could not be trusted."""
@@ -42,7 +46,7 @@ class NoAnswer(Exception):
         if isinstance(error, ssl.SSLCertVerificationError):
             reason = f"its certificate is not valid: {error.verify_message}"
             return cls(reason, may_pass=False, is_tls=True)
-        if isinstance(error, ssl.SSLError):
+        if isinstance(error, ssl.SSLError) and not isinstance(error, _TLS_ENDS):
             return cls(str(error), may_pass=False, is_tls=True)
         if isinstance(error, OSError):
             return cls(error.strerror or str(error) or type(error).__name__)
@@ -223,7 +227,8 @@ class Session:
                 except BaseException as error:
                     connection.close()
                     # The server may have closed it at that moment.
-                    if used and isinstance(error, ConnectionError) and body is None:
+                    ended = isinstance(error, (ConnectionError, *_TLS_ENDS))
+                    if used and ended and body is None:
                         continue
                     raise
         except _ERRORS as error:
@@ -286,7 +291,12 @@ def _proxy_of(scheme: str, host: str, port: int) -> str | None:
     if proxy_bypass(f"{host}:{port}") or _is_bypassed(host, found):
         return None
     proxy = found.get(scheme) or found.get("all")
-    return proxy if proxy is None or "://" in proxy else f"http://{proxy}"
+    if proxy is None or "://" not in proxy:
+        return proxy and f"http://{proxy}"
+    if not proxy.startswith("http://"):
+        kind = proxy.partition(":")[0]
+        raise ValueError(f"the environment names a proxy of the kind {kind}, not http")
+    return proxy
 
 
 def _is_bypassed(host: str, proxies: Mapping[str, str]) -> bool:
