@@ -91,16 +91,20 @@ def _ask(request: dict[str, Any]) -> dict[str, Any] | None:
                     break
                 parts.append(part)
         reply: dict[str, Any] = json.loads(b"".join(parts))
-    except (OSError, ValueError):
+    except (OSError, ValueError) as failed:
         if is_sent and request["request"] == "fork":
             hint = (
                 f"see if it made the fork: btrfs-ublk image forks {request['volume']}"
             )
             error = "the daemon ended before it answered"
+            if isinstance(failed, TimeoutError):
+                error = f"the daemon does not answer within {_TIMEOUT_S:g} s"
             return {"error": error, "hint": hint, "exit_status": 1}
         return None
-    # An earlier version's daemon says that it is at fault.
-    is_unknown = str(reply.get("error", "")).startswith("the daemon:")
+    # An earlier version's daemon says that it is at fault; one that sees other mounts,
+    # or that is not asked by root, refuses what this process can find out itself.
+    ours = ("the daemon:", "the daemon runs in another mount namespace")
+    is_unknown = str(reply.get("error", "")).startswith(ours)
     return None if is_unknown or "not_ready" in reply else reply
 
 

@@ -77,12 +77,15 @@ def call_bounded(
         finally:
             os.close(write_fd)
 
-    threading.stack_size(_STACK_BYTES)
     thread = threading.Thread(
         target=call, daemon=True, name=threading.current_thread().name
     )
+    before = threading.stack_size(_STACK_BYTES)
     try:
-        thread.start()
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
         if read_fd not in readable([read_fd, *unless], timeout_s=timeout_s):
             raise TimeoutError(f"it did not end within {timeout_s:g} s")
         thread.join()

@@ -189,6 +189,8 @@ def _configure(
             lambda: _call(_FSCONFIG, context, command, None, None, 0),
             timeout_s=timeout_s,
         )
+    except TimeoutError:
+        raise  # NB: the call that hangs keeps others from reading what it says.
     except OSError as error:
         with suppress(OSError):
             while said := os.read(context, 4096):

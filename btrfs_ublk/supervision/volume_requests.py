@@ -44,17 +44,26 @@ class VolumeRequests:
 
     def pass_on(self, message: bytes, connection: socket.socket) -> None:
         """Have it answer a request on its connection. Raises BtrfsUblkError."""
-        if not self.is_ready:
-            self._start()
-        assert self._socket is not None
-        self._idle_at_s = time.monotonic() + _IDLE_S
-        try:
-            fds = [connection.fileno()]
-            socket.send_fds(self._socket, [message], fds, socket.MSG_DONTWAIT)
-        except OSError as error:
-            raise BtrfsUblkError(
-                f"the daemon has too much to do ({error.strerror})", hint="try again"
-            ) from error
+        fds = [connection.fileno()]
+        for attempt in ("first", "last"):
+            if not self.is_ready:
+                self._start()
+            assert self._socket is not None
+            try:
+                socket.send_fds(self._socket, [message], fds, socket.MSG_DONTWAIT)
+                self._idle_at_s = time.monotonic() + _IDLE_S
+                return
+            except BlockingIOError as error:
+                raise BtrfsUblkError(
+                    "the daemon has too much to do", hint="try again"
+                ) from error
+            except OSError as error:  # the process has ended
+                self._socket.close()
+                self._socket = None
+                if attempt == "last":
+                    raise BtrfsUblkError(
+                        f"the daemon cannot answer ({error.strerror})", hint="try again"
+                    ) from error
 
     def idle_s(self) -> float | None:
         """Return the time until tidy() ends the process; None when there is none."""

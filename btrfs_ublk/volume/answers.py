@@ -15,8 +15,8 @@ import socket
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ _MAX_BYTES = 1 << 16
 _PACKET_BYTES = 8192
 _REPLY_TIMEOUT_S = 10.0
 _MOST_AT_ONCE = 16
+#: How long a request waits for others that change the same volume.
+_TURN_S = 30.0
 _PR_SET_IO_FLUSHER = 57
 #: The types of all keys but "request".
 _TYPES = {"quota_bytes": int, "files": bool}
@@ -49,6 +51,20 @@ class _Answer:
     keys: dict[str, Any]
     text: Callable[[bool], str] = lambda as_json: ""
     exit_status: int = 0
+
+
+@contextmanager
+def _turn(volume: str) -> Iterator[None]:
+    """Let one request at a time change a volume. Raises BtrfsUblkError."""
+    lock = _turns[volume]
+    if not lock.acquire(timeout=_TURN_S):
+        raise BtrfsUblkError(
+            f"others are changing volume {volume!r}", hint="try again later"
+        )
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _list(*, files: bool = True, base: str | None = None) -> _Answer:
@@ -83,7 +99,7 @@ def _fork(
     known = next((each for each in FORK_MODES if each == mode), None)
     if known is None:
         raise UsageError(f"there is no mode {mode!r}", hint=" or ".join(FORK_MODES))
-    with _turns[volume]:
+    with _turn(volume):
         path = fork_image(
             *(volume, fork), layer=layer, mode=known, quota_bytes=quota_bytes, base=base
         )
@@ -94,7 +110,7 @@ def _fork(
 def _forks(*, volume: str, base: str | None = None) -> _Answer:
     from btrfs_ublk.volume.image import forks_of_image
 
-    with _turns[volume]:
+    with _turn(volume):
         found = forks_of_image(volume, base=base)
     return _Answer(
         {"forks": [each.to_dict() for each in found]},
@@ -105,7 +121,7 @@ def _forks(*, volume: str, base: str | None = None) -> _Answer:
 def _drop(*, volume: str, fork: str, base: str | None = None) -> _Answer:
     from btrfs_ublk.volume.image import unfork_image
 
-    with _turns[volume]:
+    with _turn(volume):
         unfork_image(volume, fork, base=base)
     return _Answer({"name": volume, "fork": fork, "result": "removed"})
 
@@ -113,7 +129,7 @@ def _drop(*, volume: str, fork: str, base: str | None = None) -> _Answer:
 def _snapshot(*, volume: str, snapshot: str, base: str | None = None) -> _Answer:
     from btrfs_ublk.volume.snapshots import snapshot_volume
 
-    with _turns[volume]:
+    with _turn(volume):
         return _Answer(dict(vars(snapshot_volume(volume, snapshot, base=base))))
 
 
