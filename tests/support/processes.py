@@ -90,6 +90,15 @@ def looking_at_all_devices() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Have no such program run meanwhile: it would read a device whose reads a test
+    counts."""
+    with FROZEN_LOCK.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
 def _has_stopped(pid: int) -> bool:
     for task in Path(f"/proc/{pid}/task").glob("*/stat"):
         with suppress(OSError):  # the thread has ended
