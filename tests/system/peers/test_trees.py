@@ -55,7 +55,7 @@ SERVERS: dict[str, tuple[Peer, str]] = {
     "s3rver": (PEERS["s3rver"], ""),
     "seaweedfs": (PEERS["seaweedfs"], ""),
 }
-GATE = ("apache2", "nginx", "nginx-json", "python", "rclone", "seaweedfs")
+GATE = ("apache2", "nginx", "nginx-json", "python", "rclone")
 
 
 @pytest.fixture
