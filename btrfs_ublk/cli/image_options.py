@@ -203,8 +203,8 @@ def _build_options() -> Callable[[Any], Any]:
 
 @dataclass(frozen=True)
 class First:
-    """What is to come first in an image: what a trace of another build has read
-    (``traced``: of which), or what a command reads that is run in it."""
+    """What comes first in an image: what the trace of another build (``traced``) has
+    read, or what a command reads that is run in it."""
 
     trace: Path | None
     traced: str | None

@@ -224,8 +224,8 @@ def _explained(what: str) -> Iterator[None]:
 def remount(
     target: Path, *, options: Sequence[str], timeout_s: float = _MOUNT_TIMEOUT_S
 ) -> None:
-    """Change options of a mount, whoever made it, and of its file system: ``["rw"]``,
-    say. Raises CommandError."""
+    """Change options of any mount, and of its file system, as ``["rw"]``. Raises
+    CommandError."""
     with _explained(f"cannot remount {target} ({','.join(options)})"):
         if {"ro", "rw"}.intersection(options):
             pair = (_READ_ONLY, 0) if "ro" in options else (0, _READ_ONLY)

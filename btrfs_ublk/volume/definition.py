@@ -731,7 +731,7 @@ def parse_definition(text: str, *, where: str) -> VolumeDefinition:
 
 def read_definition(path: StrPath, *, files: bool = True) -> VolumeDefinition:
     """Read a definition from a file; without ``files``, only the keys before those of
-    its files and trees, of which there may be thousands. Raises UsageError."""
+    its files and trees: there may be thousands. Raises UsageError."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

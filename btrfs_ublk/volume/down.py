@@ -1,5 +1,5 @@
-"""Taking down a volume, complete or not, and removing it for good; and ledgers of what
-is to be taken down."""
+"""Taking down a volume, complete or not, and removing it for good; and ledgers of its
+resources."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ _NEXT = (
 
 @dataclass(frozen=True)
 class FoundImage:
-    """An image that a volume is to be made of: the digest of its manifest, where its
+    """The image of a new volume: the digest of its manifest, where its
     data are (None: it has none), and how many bytes the manifest says they have. Its
     pack is there, or on its way (``pull``). Of an indexed image, ``layer`` says where
     the layer of a digest is.
@@ -261,9 +261,9 @@ def finding(name: Name, access: RegistryAccess) -> Iterator[FoundImage]:
 def beginning_image(
     name: str, definition: VolumeDefinition, base: StrPath | None = None
 ) -> Iterator[Callable[[], FoundImage] | None]:
-    """Begin to find the image of a volume that is to be made, in a thread, so that the
-    first requests go out while other things are done. Yields what waits for it, and
-    raises as finding() does; None where nothing is to be fetched."""
+    """Find the image of a new volume in a thread, so that the first requests go out
+    while other things are done. Yields a function that waits for it, and raises as
+    finding() does; None for a volume that needs no image, or exists."""
     volume = volume_directory(name, base)
     if definition.image is None or os.path.lexists(volume.path):
         yield None

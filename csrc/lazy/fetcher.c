@@ -60,7 +60,7 @@ struct server_fetcher {
 	uv_prepare_t before_wait;
 	uv_idle_t has_more; /* something is left, so the loop does not wait */
 	pthread_t thread;
-	/* Of whoever has the core and the loop: the fetcher's thread but while it waits, or a reader. */
+	/* Its holder has the core and the loop: the fetcher's thread but while it waits, or a reader. */
 	pthread_mutex_t lock;
 	bool inside; /* the fetcher's thread has it */
 	/* for mirrors; they may hang with a file system that does not answer */

@@ -290,7 +290,7 @@ static void on_tell_timer(uv_timer_t *timer)
 	tells_all = true;
 }
 
-/* How soon the server is to be told of what has arrived. */
+/* How soon this process tells the server of what has arrived. */
 static unsigned tell_in_ms(const struct task *task)
 {
 	if (tells_all || task->arrived - task->told >= TELL_BYTES)
