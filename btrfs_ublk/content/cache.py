@@ -28,7 +28,7 @@ TIMEOUT_S = 600.0
 DIGEST_BYTES = 32
 #: The length of a command line is limited (execve(2), E2BIG).
 _UNITS_AT_ONCE = 10_000
-#: How the map file keeps digests: csrc/lazy/store/internal.h.
+#: How the map file keeps digests: csrc/content/store/internal.h.
 _DIGESTS_PER_PAGE = 126
 _DIGEST_PAGE_BITS = 32
 _USAGE = 2

@@ -1,6 +1,6 @@
 """Logins for images, from where Docker's client and podman keep them.
 
-The same files, keys and helpers that oci mirrors take (csrc/lazy/mirror/docker.c,
+The same files, keys and helpers that oci mirrors take (csrc/fetch/mirror/docker.c,
 login_key.c); tests/support/tables/logins.json has cases for both.
 """
 

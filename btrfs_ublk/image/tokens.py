@@ -1,6 +1,6 @@
 """Tokens of registries, which the processes of one user on one host share: one of them
 asks the token server, and the others wait for what it gets. The file format is that of
-csrc/lazy/mirror/token.h, as servers use the same tokens.
+csrc/fetch/mirror/token.h, as servers use the same tokens.
 """
 
 from __future__ import annotations

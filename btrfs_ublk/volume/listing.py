@@ -144,7 +144,7 @@ def _number(text: str | None) -> int | None:
 
 def _identity(tag: str | None, date: str | None = None) -> SourceKeys:
     """Return the key of a source that has it recognized by its ETag and Last-Modified.
-    One that is too long for the server of the map is none (csrc/lazy/identity.h)."""
+    One that is too long for the server of the map is none (csrc/content/identity.h)."""
     said = [
         f"{name} {text}"
         for name, text in (("etag", tag), ("modified", date))

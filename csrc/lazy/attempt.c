@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "base/relaxed.h"
+#include "content/identity.h"
 #include "lazy/core.h"
-#include "lazy/identity.h"
 #include "lazy/run.h"
 
 enum {

@@ -10,9 +10,9 @@
 
 #include "base/fileio.h"
 #include "base/relaxed.h"
-#include "lazy/cache.h"
+#include "content/cache.h"
+#include "content/layout.h"
 #include "lazy/core.h"
-#include "lazy/layout.h"
 
 enum {
 	LOOK_UP_MS = 200, /* how long a unit waits for a look-up */

@@ -9,8 +9,8 @@
 #include <sys/random.h>
 
 #include "base/utf8.h"
+#include "content/layout.h"
 #include "lazy/core.h"
-#include "lazy/layout.h"
 
 enum {
 	BACK_OFF_FIRST_MS = 50, /* doubled after each failure */

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 
 #include "base/relaxed.h"
-#include "lazy/layout.h"
-#include "lazy/map.h"
+#include "content/layout.h"
+#include "content/map.h"
 
 enum {
 	BEGIN_S = 1,	/* after the start, so that a mount comes first */

@@ -12,13 +12,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/completion.h"
 #include "base/list.h"
-#include "lazy/completion.h"
-#include "lazy/event.h"
-#include "lazy/host.h"
-#include "lazy/source.h"
-#include "lazy/timer_queue.h"
-#include "lazy/worker_pool.h"
+#include "base/worker_pool.h"
+#include "content/source.h"
+#include "fetch/event.h"
+#include "fetch/host.h"
+#include "fetch/timer_queue.h"
 
 #define FETCHER_NO_DEADLINE UINT64_MAX
 

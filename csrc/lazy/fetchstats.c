@@ -4,9 +4,9 @@
 #include <string.h>
 
 #include "base/relaxed.h"
+#include "fetch/fetcher_ops.h"
+#include "fetch/process/channel.h"
 #include "lazy/core.h"
-#include "lazy/fetcher_ops.h"
-#include "lazy/process/channel.h"
 
 static int set(json_t *object, const char *key, const uint64_t *number)
 {

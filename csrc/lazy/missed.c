@@ -5,7 +5,7 @@
  * (filemap_read()), and both again for a page fault. A reader waits for one deadline, not for four:
  * for a moment, such a unit fails at once.
  */
-#include "lazy/cache.h"
+#include "content/cache.h"
 #include "lazy/core.h"
 
 #define REPEAT_NS (250 * NS_PER_MS)

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "base/relaxed.h"
-#include "lazy/layout.h"
+#include "content/layout.h"
 
 enum {
 	/* How much of the rate may be caught up after a pause, and is waited for together. */

@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "lazy/cache.h"
+#include "content/cache.h"
 #include "lazy/core.h"
 
 enum {

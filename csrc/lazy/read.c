@@ -8,7 +8,7 @@
 
 #include "base/clock.h"
 #include "base/relaxed.h"
-#include "lazy/layout.h"
+#include "content/layout.h"
 
 /* Takes down the units that a read has waited for, and the one that failed, or NULL. */
 static void take_down(const struct lazy_read *read, const struct read_unit *failed)

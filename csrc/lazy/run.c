@@ -8,11 +8,11 @@
 #include <string.h>
 
 #include "base/relaxed.h"
-#include "lazy/cache.h"
+#include "content/cache.h"
+#include "content/identity.h"
+#include "content/layout.h"
+#include "content/selection.h"
 #include "lazy/core.h"
-#include "lazy/identity.h"
-#include "lazy/layout.h"
-#include "lazy/selection.h"
 
 enum {
 	/* What a kind is told for several units: each of them has a deadline here. */

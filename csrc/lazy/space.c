@@ -11,10 +11,10 @@
 #include "base/cleanup.h"
 #include "base/message.h"
 #include "base/size.h"
-#include "lazy/cache.h"
-#include "lazy/dependence.h"
+#include "content/cache.h"
+#include "fetch/dependence.h"
+#include "fetch/process/front.h"
 #include "lazy/fetcher.h"
-#include "lazy/process/front.h"
 
 /* Only the thread that opens and closes segments changes this, while there is no other thread. */
 static struct space *spaces;

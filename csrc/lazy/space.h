@@ -8,8 +8,8 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "content/store.h"
 #include "lazy/complete.h"
-#include "lazy/store.h"
 #include "lazy/trace.h"
 
 struct cache;

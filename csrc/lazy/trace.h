@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #include "base/relaxed.h"
-#include "lazy/source.h"
+#include "content/source.h"
 
 enum {
 	TRACE_BLOCK_BYTES = 4 << 10,

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "base/relaxed.h"
+#include "content/layout.h"
 #include "lazy/core.h"
-#include "lazy/layout.h"
 
 enum {
 	SPARE_LEAST_BYTES = 32 << 10, /* what is less, the heap has at hand */

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "content/store.h"
 #include "lazy/core.h"
-#include "lazy/store.h"
 
 enum {
 	/* the place of jobs that may pin, and so wait for whoever writes to the map */

@@ -11,7 +11,7 @@
 #include "base/cleanup.h"
 #include "base/json_text.h"
 #include "base/message.h"
-#include "lazy/worker_pool.h"
+#include "base/worker_pool.h"
 
 enum {
 	STOP_WAIT_S = 5,

@@ -6,9 +6,9 @@
 #include <string.h>
 
 #include "base/cleanup.h"
+#include "base/keys.h"
 #include "base/message.h"
 #include "base/size.h"
-#include "lazy/keys.h"
 #include "server/segment.h"
 
 enum { DESCRIPTION_VERSION = 1, MAX_SEGMENTS = 1 << 20 };

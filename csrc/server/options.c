@@ -20,7 +20,7 @@
 #include "base/json_text.h"
 #include "base/message.h"
 #include "base/size.h"
-#include "lazy/mirror/via.h"
+#include "fetch/mirror/via.h"
 #include "server/frontend/ublk_features.h"
 
 enum {

@@ -33,7 +33,7 @@ struct segment_ops {
 	bool waits; /* it waits for other machines, so many requests should be possible at a time */
 
 	/*
-	 * Takes the kind's own keys out of the JSON object (lazy/keys.h). Returns 0, or a negative
+	 * Takes the kind's own keys out of the JSON object (base/keys.h). Returns 0, or a negative
 	 * errno with the error filled in. NULL: there are no keys.
 	 */
 	int (*parse)(struct segment *segment, json_t *keys, struct error *error);

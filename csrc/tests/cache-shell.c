@@ -27,9 +27,9 @@
 #include "base/clock.h"
 #include "base/fileio.h"
 #include "base/message.h"
-#include "lazy/cache/admin.h"
-#include "lazy/cache/internal.h"
-#include "lazy/layout.h"
+#include "content/cache/admin.h"
+#include "content/cache/internal.h"
+#include "content/layout.h"
 
 enum { SOURCES = 16, THREADS_MAX = 16 };
 

@@ -17,12 +17,12 @@
 #include <unistd.h>
 #include <uv.h>
 
+#include "base/keys.h"
 #include "base/message.h"
-#include "lazy/cache.h"
+#include "content/cache.h"
+#include "content/layout.h"
+#include "fetch/run.h"
 #include "lazy/core.h"
-#include "lazy/keys.h"
-#include "lazy/layout.h"
-#include "lazy/run.h"
 
 enum {
 	SOURCES = 3,

@@ -27,13 +27,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/keys.h"
 #include "base/message.h"
+#include "content/source.h"
+#include "fetch/probe.h"
+#include "fetch/process/front.h"
 #include "lazy/fetcher.h"
-#include "lazy/keys.h"
-#include "lazy/probe.h"
-#include "lazy/process/front.h"
 #include "lazy/read.h"
-#include "lazy/source.h"
 
 struct shell_read {
 	struct lazy_read read;

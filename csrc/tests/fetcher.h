@@ -10,10 +10,10 @@
 #include <stdint.h>
 #include <uv.h>
 
-#include "lazy/attachment.h"
-#include "lazy/event.h"
-#include "lazy/fetcher_ops.h"
-#include "lazy/run.h"
+#include "fetch/attachment.h"
+#include "fetch/event.h"
+#include "fetch/fetcher_ops.h"
+#include "fetch/run.h"
 
 struct fuzz_request {
 	struct run run;

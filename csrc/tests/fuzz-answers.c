@@ -18,9 +18,9 @@
 #include <unistd.h>
 #include <uv.h>
 
-#include "lazy/inquiry.h"
-#include "lazy/mirror/remote.h"
-#include "lazy/source.h"
+#include "content/source.h"
+#include "fetch/inquiry.h"
+#include "fetch/mirror/remote.h"
 #include "tests/fetcher.h"
 #include "tests/fuzz.h"
 

@@ -20,7 +20,7 @@
 #include "base/cleanup.h"
 #include "base/fileio.h"
 #include "base/message.h"
-#include "lazy/selection.h"
+#include "content/selection.h"
 #include "tests/fuzz.h"
 
 enum {

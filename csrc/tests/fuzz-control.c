@@ -16,13 +16,13 @@
 #include <unistd.h>
 
 #include "base/fileio.h"
+#include "content/map.h"
+#include "content/store.h"
+#include "fetch/fetcher_ops.h"
+#include "fetch/inquiry.h"
 #include "lazy/fetcher.h"
-#include "lazy/fetcher_ops.h"
-#include "lazy/inquiry.h"
-#include "lazy/map.h"
 #include "lazy/read.h"
 #include "lazy/space.h"
-#include "lazy/store.h"
 #include "server/control_connection.h"
 #include "server/description.h"
 #include "server/frontend/frontend.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * fuzz-front: the server's end of the stream from its fetch process (lazy/process/), while the
+ * fuzz-front: the server's end of the stream from its fetch process (fetch/process/), while the
  * process says anything. The input is a program: messages with any content, any bytes in the
  * stream, writes to the shared windows, the process' end; and what the server itself does
  * meanwhile: it begins runs and inquiries, cancels them, has no memory for a while, reads logins,
@@ -18,11 +18,11 @@
 #include <unistd.h>
 #include <uv.h>
 
-#include "lazy/attachment.h"
-#include "lazy/mirror/object.h"
-#include "lazy/mirror/remote.h"
-#include "lazy/process/front.h"
-#include "lazy/process/internal.h"
+#include "fetch/attachment.h"
+#include "fetch/mirror/object.h"
+#include "fetch/mirror/remote.h"
+#include "fetch/process/front.h"
+#include "fetch/process/internal.h"
 #include "tests/fetcher.h"
 #include "tests/fuzz.h"
 

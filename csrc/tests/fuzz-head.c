@@ -9,7 +9,7 @@
 #include <string.h>
 #include <strings.h>
 
-#include "lazy/mirror/http1_head.h"
+#include "fetch/mirror/http1_head.h"
 #include "tests/fuzz.h"
 
 enum { INPUT_BYTES_MAX = HTTP1_HEAD_MAX_BYTES + 64, PARTS = 128 };

@@ -10,8 +10,8 @@
 
 #include "base/cleanup.h"
 #include "base/message.h"
-#include "lazy/map.h"
-#include "lazy/source.h"
+#include "content/map.h"
+#include "content/source.h"
 
 enum { SOURCES = 16, THREADS_MAX = 16, STRIDE = 3 * 4096, LENGTH = 2 * 4096 };
 

@@ -17,13 +17,13 @@
 #include <uv.h>
 
 #include "base/message.h"
-#include "lazy/attachment.h"
-#include "lazy/event.h"
-#include "lazy/fetcher_ops.h"
-#include "lazy/inquiry.h"
-#include "lazy/probe.h"
-#include "lazy/run.h"
-#include "lazy/source.h"
+#include "content/source.h"
+#include "fetch/attachment.h"
+#include "fetch/event.h"
+#include "fetch/fetcher_ops.h"
+#include "fetch/inquiry.h"
+#include "fetch/probe.h"
+#include "fetch/run.h"
 
 struct request {
 	struct run run;

@@ -13,9 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lazy/mirror/challenge.h"
-#include "lazy/mirror/docker.h"
-#include "lazy/mirror/response.h"
+#include "fetch/mirror/challenge.h"
+#include "fetch/mirror/docker.h"
+#include "fetch/mirror/response.h"
 
 static void answer(json_t *object)
 {

@@ -21,10 +21,10 @@
 
 #include "base/cleanup.h"
 #include "base/message.h"
+#include "content/map.h"
+#include "content/store.h"
+#include "content/store/internal.h"
 #include "lazy/fetcher.h"
-#include "lazy/map.h"
-#include "lazy/store.h"
-#include "lazy/store/internal.h"
 
 enum { THREADS_MAX = 64 };
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * btrfs-ublk-cache: does for `btrfs-ublk cache` what needs the format of a cache's files, which the
- * Python package does not know. Prints one JSON document (lazy/cache/admin.h).
+ * Python package does not know. Prints one JSON document (content/cache/admin.h).
  */
 #include <errno.h>
 #include <string.h>
 
 #include "base/json_text.h"
 #include "base/message.h"
-#include "lazy/cache/admin.h"
+#include "content/cache/admin.h"
 
 int main(int argc, char **argv)
 {

@@ -21,8 +21,8 @@
 #include "base/cleanup.h"
 #include "base/fileio.h"
 #include "base/message.h"
-#include "lazy/codec.h"
-#include "lazy/selection.h"
+#include "content/codec.h"
+#include "content/selection.h"
 
 enum { UNIT_BYTES_MAX = 1 << 20 };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * btrfs-ublk-fetch: asks servers for a block server, and has no privileges. Only a server starts it;
- * lazy/process/front.c is the other end of its stream. What it brings is verified there.
+ * fetch/process/front.c is the other end of its stream. What it brings is verified there.
  *
  * This program has a fetcher without units, map and cache.
  */
@@ -21,19 +21,19 @@
 #include "base/confine_process.h"
 #include "base/fileio.h"
 #include "base/json_text.h"
+#include "base/keys.h"
 #include "base/message.h"
-#include "lazy/attachment.h"
-#include "lazy/event.h"
-#include "lazy/fetcher_ops.h"
-#include "lazy/inquiry.h"
-#include "lazy/keys.h"
-#include "lazy/mirror/object.h"
-#include "lazy/mirror/remote.h"
-#include "lazy/mirror/trust.h"
-#include "lazy/process/channel.h"
-#include "lazy/process/login_text.h"
-#include "lazy/run.h"
-#include "lazy/transfer.h"
+#include "fetch/attachment.h"
+#include "fetch/event.h"
+#include "fetch/fetcher_ops.h"
+#include "fetch/inquiry.h"
+#include "fetch/mirror/object.h"
+#include "fetch/mirror/remote.h"
+#include "fetch/mirror/trust.h"
+#include "fetch/process/channel.h"
+#include "fetch/process/login_text.h"
+#include "fetch/run.h"
+#include "fetch/transfer.h"
 
 /* As many as the server reads logins at a time. */
 enum {

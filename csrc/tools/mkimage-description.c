@@ -11,8 +11,8 @@
 #include "base/json_text.h"
 #include "base/size.h"
 #include "btrfs/format.h"
+#include "content/selection.h"
 #include "image/data.h"
-#include "lazy/selection.h"
 
 enum {
 	LEVEL_MAX = 19,

@@ -10,7 +10,7 @@
 
 #include "base/cleanup.h"
 #include "base/fileio.h"
-#include "lazy/selection.h"
+#include "content/selection.h"
 
 enum { PARTS = 4096 };
 

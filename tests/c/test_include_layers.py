@@ -9,8 +9,10 @@ CSRC = PROJECT / "csrc"
 #: From the bottom up. A folder's files may include its own, and those of layers below.
 LAYERS = [
     {"base"},
-    {"btrfs", "lazy", "physmap"},
-    {"image", "server"},
+    {"btrfs", "content", "physmap"},
+    {"fetch", "image"},
+    {"lazy"},
+    {"server"},
     {"tools", "bench"},
     {"tests"},
 ]
@@ -19,7 +21,7 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
 def unit_of(name: str) -> str:
-    """``lazy/map`` is lazy/map.h together with lazy/map.c."""
+    """``content/map`` is content/map.h together with content/map.c."""
     return name.rpartition(".")[0]
 
 

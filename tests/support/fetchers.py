@@ -28,7 +28,7 @@ from support.web_servers import Script, ScriptedServer, ranged, scripted_server
 
 from btrfs_ublk.units import MIB
 
-#: csrc/lazy/process/channel.h
+#: csrc/fetch/process/channel.h
 SLOTS, WINDOW_BYTES = 128, 512 << 10
 START, TAKEN, INQUIRE, PING = 1, 3, 5, 6
 HELLO, IDENTITY, ARRIVED, OVER, ASK_LOGIN, ANSWER, EVENT, PONG, WHOLE, TOKEN = range(

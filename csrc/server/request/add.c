@@ -21,8 +21,8 @@
 #include "base/cleanup.h"
 #include "base/fileio.h"
 #include "base/json_text.h"
+#include "base/keys.h"
 #include "base/size.h"
-#include "lazy/keys.h"
 #include "server/request/request.h"
 
 enum {

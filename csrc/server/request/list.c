@@ -8,9 +8,9 @@
 #include <errno.h>
 
 #include "base/hex.h"
-#include "lazy/cache.h"
-#include "lazy/keys.h"
-#include "lazy/layout.h"
+#include "base/keys.h"
+#include "content/cache.h"
+#include "content/layout.h"
 #include "server/request/request.h"
 
 enum { PAGE_MAPPINGS = 500, PAGE_SOURCES = 200 };

@@ -10,8 +10,8 @@
 
 #include "base/cleanup.h"
 #include "base/json_text.h"
-#include "lazy/keys.h"
-#include "lazy/probe.h"
+#include "base/keys.h"
+#include "fetch/probe.h"
 #include "server/request/request.h"
 
 enum { LOOK_UP_MS = 30 * 1000 };

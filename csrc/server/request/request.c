@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "base/cleanup.h"
-#include "lazy/cache.h"
-#include "lazy/keys.h"
+#include "base/keys.h"
+#include "content/cache.h"
 
 /* Long enough to be worth a request, and short enough for a client that wants to stop. */
 enum { PAGE_MS = 1000 };

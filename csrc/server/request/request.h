@@ -11,8 +11,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "lazy/map.h"
-#include "lazy/source.h"
+#include "content/map.h"
+#include "content/source.h"
 #include "lazy/space.h"
 #include "server/control_request.h"
 

@@ -2,10 +2,10 @@
 /* map-stats returns what the map has, and what its fetcher and its cache have done. */
 #include <errno.h>
 
-#include "lazy/cache.h"
+#include "base/keys.h"
+#include "content/cache.h"
 #include "lazy/complete.h"
 #include "lazy/fetcher.h"
-#include "lazy/keys.h"
 #include "lazy/prefetch.h"
 #include "server/request/request.h"
 

@@ -12,7 +12,7 @@
 #include <errno.h>
 
 #include "base/clock.h"
-#include "lazy/keys.h"
+#include "base/keys.h"
 #include "lazy/trace.h"
 #include "server/request/request.h"
 

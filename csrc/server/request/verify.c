@@ -10,10 +10,10 @@
 #include <string.h>
 
 #include "base/cleanup.h"
+#include "base/keys.h"
 #include "base/utf8.h"
-#include "lazy/identity.h"
-#include "lazy/keys.h"
-#include "lazy/probe.h"
+#include "content/identity.h"
+#include "fetch/probe.h"
 #include "server/request/request.h"
 
 enum { PROBE_MS = 10 * 1000 };

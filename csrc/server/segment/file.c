@@ -17,9 +17,9 @@
 #include <sys/vfs.h>
 
 #include "base/cleanup.h"
+#include "base/keys.h"
 #include "base/message.h"
 #include "base/size.h"
-#include "lazy/keys.h"
 #include "server/engine.h"
 #include "server/segment.h"
 

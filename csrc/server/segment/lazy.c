@@ -3,19 +3,19 @@
  * A range of virtual data that a map fills over time (docs/materialisation.md): `"map"`, `"cache"` (or
  * none), `"map_offset"` (bytes, default 0), `"unmapped"` ("error" or "zero"), `"deadline_s"` (default
  * 30; null: none), `"complete"` (bytes per second, or "idle"; default: not), `"via"` (rules of the
- * server, for all maps: lazy/mirror/via.h).
+ * server, for all maps: fetch/mirror/via.h).
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/keys.h"
 #include "base/message.h"
 #include "base/size.h"
-#include "lazy/cache.h"
+#include "content/cache.h"
+#include "fetch/mirror/via.h"
 #include "lazy/complete.h"
 #include "lazy/fetcher.h"
-#include "lazy/keys.h"
-#include "lazy/mirror/via.h"
 #include "lazy/prefetch.h"
 #include "lazy/space.h"
 #include "server/engine.h"

@@ -13,10 +13,10 @@
 #include <string.h>
 #include <sys/uio.h>
 
-#include "lazy/cache.h"
+#include "content/cache.h"
+#include "content/layout.h"
+#include "content/map.h"
 #include "lazy/fetcher.h"
-#include "lazy/layout.h"
-#include "lazy/map.h"
 #include "lazy/read.h"
 #include "lazy/space.h"
 #include "server/engine.h"

@@ -2,7 +2,7 @@
 /* All bytes are the same: `"byte": 0..255`. Benchmarks use this kind because it costs least. */
 #include <errno.h>
 
-#include "lazy/keys.h"
+#include "base/keys.h"
 #include "server/segment.h"
 
 struct memset_segment {

@@ -6,7 +6,7 @@
 #include <endian.h>
 #include <string.h>
 
-#include "lazy/keys.h"
+#include "base/keys.h"
 #include "server/segment.h"
 
 struct pattern_segment {

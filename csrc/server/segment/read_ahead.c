@@ -2,10 +2,10 @@
 #include "server/segment/read_ahead.h"
 
 #include "base/size.h"
-#include "lazy/cache.h"
+#include "content/cache.h"
+#include "content/layout.h"
+#include "content/map.h"
 #include "lazy/fetcher.h"
-#include "lazy/layout.h"
-#include "lazy/map.h"
 
 /* Several threads serve one reader, so its reads arrive out of order by up to this much. */
 #define OUT_OF_ORDER_BYTES KIB(512)

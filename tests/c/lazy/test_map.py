@@ -1,4 +1,4 @@
-"""Mappings in memory (csrc/lazy/map.c), while other threads look them up."""
+"""Mappings in memory (csrc/content/map.c), while other threads look them up."""
 
 from pathlib import Path
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("carrier")
 
 SIZE = 1 << 20
 DATA = random.Random(6).randbytes(SIZE)
-#: As in csrc/lazy/transfer.h.
+#: As in csrc/fetch/transfer.h.
 HOST_CONNECTIONS = 64
 #: Of a URL, in a request that is not for libcurl (http1_request.c).
 HTTP1_ROOM = (8 << 10) - 512

@@ -1,4 +1,4 @@
-"""The map file (csrc/lazy/store/): what is added, and what is there afterwards."""
+"""The map file (csrc/content/store/): what is added, and what is there afterwards."""
 
 import os
 import sqlite3

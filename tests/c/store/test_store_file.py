@@ -1,4 +1,4 @@
-"""The map file (csrc/lazy/store/): what is one, and what is refused."""
+"""The map file (csrc/content/store/): what is one, and what is refused."""
 
 import os
 import sqlite3

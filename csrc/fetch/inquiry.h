@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Questions to a mirror that are not about its bytes: how large the object is and which identity it
+ * has, or what a name such as a tag stands for. They are asked before anything is mapped.
+ */
+#pragma once
+
+#include <stdint.h>
+
+#include "base/error.h"
+#include "content/source.h"
+
+struct asker;
+struct fetcher;
+
+enum { INQUIRY_TEXT_MAX_BYTES = 256 << 10 /* of a document */ };
+
+struct inquiry {
+	/* Set by whoever starts it, zeroed otherwise. */
+	struct fetcher *fetcher;
+	struct mirror *mirror;
+	const char *name;     /* of a document; NULL: the size and the identity are wanted */
+	uint64_t deadline_ns; /* CLOCK_MONOTONIC; the kind keeps it */
+	/*
+	 * Called once on the fetcher's thread, perhaps before ops->inquire() returns. NB: the kind
+	 * may still use the mirror until the loop goes on, so leave freeing it to a completion.
+	 */
+	void (*done)(struct inquiry *inquiry);
+
+	/* The outcome: 0, or a negative errno with the error filled in. */
+	int result;
+	struct error error;
+	struct mirror_probe found;
+	char *text; /* the document, malloc()ed */
+
+	void *private;	     /* only for the mirror's kind */
+	struct asker *asker; /* only for fetcher.c */
+};
