@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from btrfs_ublk.base.log import log
-from btrfs_ublk.image.access import RegistryAccess, RegistryError
+from btrfs_ublk.image.access import RegistryAccess, RegistryError, registry_mirrors
 from btrfs_ublk.image.connection import REDIRECTIONS, Connection
 from btrfs_ublk.image.documents import (
     INDEX,
@@ -25,7 +25,6 @@ from btrfs_ublk.image.documents import (
     digest_of,
     parse_document,
 )
-from btrfs_ublk.image.mirrors import registry_mirrors
 from btrfs_ublk.image.reference import Reference
 from btrfs_ublk.image.repository import (
     MAX_BREAKS,

@@ -125,7 +125,7 @@ def _sources_of(image: dict[str, Any], directory: Path) -> list[tuple[int, Sourc
 
 def _with_mirrors(source: SourceKeys) -> SourceKeys:
     """Return a source with the mirrors of its registry before the registry itself."""
-    from btrfs_ublk.image.mirrors import registry_mirrors
+    from btrfs_ublk.image.access import registry_mirrors
 
     if source["kind"] != "oci":
         return source

@@ -8,9 +8,8 @@ from support.registry import Registry, registry_fixture
 from support.web_servers import response, scripted_server
 
 from btrfs_ublk.errors import UsageError
-from btrfs_ublk.image.access import RegistryAccess
+from btrfs_ublk.image.access import RegistryAccess, RegistryMirror, registry_mirrors
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.mirrors import RegistryMirror, registry_mirrors
 from btrfs_ublk.image.places import open_repository
 from btrfs_ublk.image.policy import Policy, Rule
 from btrfs_ublk.image.pull import pull_image
