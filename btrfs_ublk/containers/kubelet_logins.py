@@ -31,7 +31,7 @@ from btrfs_ublk.base.capabilities import PythonPackage, require
 from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import BtrfsUblkError, UsageError, why_unread
 from btrfs_ublk.image.access import RegistryAccess
-from btrfs_ublk.image.credentials import HUB, HUB_ENTRY, config_of, host_matches
+from btrfs_ublk.image.logins import HUB, HUB_ENTRY, config_of, host_matches
 from btrfs_ublk.image.reference import Reference
 from btrfs_ublk.kernel.new_file import write_new
 

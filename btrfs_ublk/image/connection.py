@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlencode, urljoin, urlsplit
@@ -28,8 +27,7 @@ from btrfs_ublk.image.access import RegistryAccess, RegistryError, is_loopback
 from btrfs_ublk.image.transport import Answer, NoAnswer, Session
 
 if TYPE_CHECKING:
-    from btrfs_ublk.image.credentials import Login
-    from btrfs_ublk.image.tokens import SharedToken
+    from btrfs_ublk.image.logins import Challenge, Login, SharedToken
 
 _HUB, _HUB_HOST = "docker.io", "registry-1.docker.io"
 _AGENT = "btrfs-ublk"
@@ -322,6 +320,9 @@ class Connection:
 
     def _learn(self, response: Answer) -> bool:
         """Learn from a refusal how the registry wants to be asked."""
+        # Many registries want no login.
+        from btrfs_ublk.image.logins import parse_challenges
+
         wanted = parse_challenges(
             response.headers.get("WWW-Authenticate", ""), response.url
         )
@@ -341,8 +342,7 @@ class Connection:
 
     def _credentials(self) -> Login:
         if self._login is None:
-            # Many registries want none.
-            from btrfs_ublk.image.credentials import find_login
+            from btrfs_ublk.image.logins import find_login
 
             self._login = find_login(
                 self._registry, self._repository, self._access.docker_config
@@ -350,11 +350,11 @@ class Connection:
         return self._login
 
     def _shared_token(self, login: Login) -> SharedToken:
+        from btrfs_ublk.image.logins import SharedToken
+
         scheme = urlsplit(self._base).scheme
         name, actions = self._scopes[0].rsplit(":", 1)
         known = (login.user, login.password, login.identity_token)
-        from btrfs_ublk.image.tokens import SharedToken
-
         return SharedToken(
             [
                 *(self._registry, scheme, actions, name.partition(":")[2]),
@@ -439,7 +439,7 @@ class Connection:
         )
 
     def _take_token(self, response: Answer) -> str:
-        from btrfs_ublk.image.tokens import TOKEN_MAX_S
+        from btrfs_ublk.image.logins import TOKEN_MAX_S
 
         began_s = time.monotonic()
         try:
@@ -565,87 +565,3 @@ def _error_text(response: Answer) -> str:
     said = [x[1].decode(errors="replace") for x in (found, message) if x]
     shown = ": ".join(x for x in said if x.isprintable())[:200]
     return f" ({shown})" if shown else ""
-
-
-_SCHEME = re.compile(r"[A-Za-z0-9+.-]+:")
-_SPACE = re.compile(r"[ \t,]*")
-_NAME = re.compile(r"([^ \t,=]*)")
-_EQUALS = re.compile(r"[ \t]*=[ \t]*")
-_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
-_PLAIN = re.compile(r"[^ \t,]*")
-
-
-@dataclass(frozen=True)
-class Challenge:
-    """What a registry takes: tokens, which ``realm`` gives, or a password (``basic``).
-    The realm is a URL; None where tokens are wanted that nobody gives."""
-
-    bearer: bool = False
-    realm: str | None = None
-    service: str | None = None
-    scope: str | None = None
-    basic: bool = False
-
-    @property
-    def wants_token(self) -> bool:
-        return self.realm is not None or (self.bearer and not self.basic)
-
-
-def parse_challenges(text: str, base: str) -> Challenge:
-    """Return what the headers of a refusal say, joined by commas. A realm may be
-    relative to ``base``, the URL that was refused."""
-    schemes: list[tuple[str, dict[str, str]]] = []
-    for name, value in _words(text):
-        if value is None:
-            schemes.append((name, {}))
-        elif schemes:
-            schemes[-1][1].setdefault(name, value)
-    tokens = [given for name, given in schemes if name == "bearer"]
-    given = next((x for x in tokens if "realm" in x), tokens[-1] if tokens else {})
-    realm = given.get("realm")
-    return Challenge(
-        bearer=bool(tokens),
-        realm=None if realm is None else _resolved(base, realm),
-        service=given.get("service"),
-        scope=given.get("scope"),
-        basic=any(name == "basic" for name, _ in schemes),
-    )
-
-
-def _resolved(base: str, realm: str) -> str:
-    if _SCHEME.match(realm):
-        return realm
-    try:
-        return urljoin(base, realm)
-    except ValueError:  # such as "//[bad"
-        return ""
-
-
-def _words(text: str) -> Iterator[tuple[str, str | None]]:
-    """Yield each scheme with None, and each parameter with its value, up to what is not
-    valid."""
-    at = 0
-    while True:
-        at = _end(_SPACE, text, at)
-        if at == len(text):
-            return
-        name, at = text[at : (end := _end(_NAME, text, at))].lower(), end
-        equals = _EQUALS.match(text, at)
-        if not equals:
-            yield name, None
-            continue
-        at = equals.end()
-        if not text.startswith('"', at):
-            value, at = text[at : (end := _end(_PLAIN, text, at))], end
-            yield name, value
-            continue
-        quoted = _QUOTED.match(text, at)
-        if not quoted:
-            return
-        yield name, re.sub(r"\\(.)", r"\1", quoted[1], flags=re.DOTALL)
-        at = quoted.end()
-
-
-def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    found = pattern.match(text, at)
-    return found.end() if found else at

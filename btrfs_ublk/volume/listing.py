@@ -31,7 +31,7 @@ from urllib3.util import Retry
 from btrfs_ublk.content import SourceKeys
 from btrfs_ublk.errors import BtrfsUblkError, UsageError, why_unread
 from btrfs_ublk.image.connection import deadline, reason_of, system_certificates
-from btrfs_ublk.image.credentials import check_closed
+from btrfs_ublk.image.logins import check_closed
 from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB
 from btrfs_ublk.volume.entry import origin_of
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * How a registry says what it wants to be asked with: WWW-Authenticate (RFC 9110, 11.6).
- * btrfs_ublk/image/connection.py has the same rules.
+ * btrfs_ublk/image/logins.py has the same rules.
  */
 #pragma once
 

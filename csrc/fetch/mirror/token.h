@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Tokens of registries, which the processes of one user on one host share: one of them asks the
- * token server, and the others wait for what it gets. btrfs_ublk/image/tokens.py is the same for
+ * token server, and the others wait for what it gets. btrfs_ublk/image/logins.py is the same for
  * commands.
  *
  * Each is a file in BTRFS_UBLK_RUN_DIR/tokens (usually /run/btrfs-ublk/tokens, 0700), named by a

@@ -13,7 +13,7 @@ import pytest
 from support import tables
 from support.sanitized_build import PROJECT, SANITIZER_ENVIRONMENT
 
-from btrfs_ublk.image.connection import parse_challenges
+from btrfs_ublk.image.logins import parse_challenges
 
 TABLE = tables.cases("logins")
 REFUSALS: Any = tables.cases("challenges")
@@ -26,7 +26,7 @@ _IN_PYTHON = """
 import json, sys
 from pathlib import Path
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.image.credentials import find_login
+from btrfs_ublk.image.logins import find_login
 for line in sys.stdin:
     command, registry, repository, *path = line.split()
     try:

@@ -1,25 +1,36 @@
-"""Logins for images, from where Docker's client and podman keep them.
+"""Logins of registries: from where Docker's client and podman keep them, what a refusal
+asks for, and the tokens that are got with them.
 
-The same files, keys and helpers that oci mirrors take (csrc/fetch/mirror/docker.c,
-login_key.c); tests/support/tables/logins.json has cases for both.
+The same files, keys and helpers as of oci mirrors (csrc/fetch/mirror/docker.c,
+login_key.c), and the same challenges (challenge.c); tests/support/tables/ has cases for
+both. The processes of one user on one host share tokens: one of them asks the token
+server, and the others wait for what it gets, also block servers, whose format it is
+(csrc/fetch/mirror/token.h).
 """
 
 from __future__ import annotations
 
 import base64
 import fnmatch
+import hashlib
 import json
 import os
 import re
 import shutil
 import stat
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 from btrfs_ublk.base.log import log
+from btrfs_ublk.base.private_dirs import make_private
 from btrfs_ublk.base.process import run
+from btrfs_ublk.device.locks import lock_file
+from btrfs_ublk.device.state import RUN_DIRECTORY, RUN_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError, CommandError, UsageError
 
 _HELPER_TIMEOUT_S = 10.0
@@ -32,6 +43,18 @@ HUB, _HUB_KEY, HUB_ENTRY = (
 )
 #: The user that helpers give when the secret is a token, and no password.
 _TOKEN_USER = "<token>"
+#: How long a token is good, at most.
+TOKEN_MAX_S = 86400
+#: The process that asks may have died.
+_ASKING_S, _FAILED_S = 10.0, 1.0
+_LOOK_S = 0.02
+_MAX_SHARED_BYTES = 64 << 10
+_SCHEME = re.compile(r"[A-Za-z0-9+.-]+:")
+_SPACE = re.compile(r"[ \t,]*")
+_NAME = re.compile(r"([^ \t,=]*)")
+_EQUALS = re.compile(r"[ \t]*=[ \t]*")
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_PLAIN = re.compile(r"[^ \t,]*")
 
 
 @dataclass(frozen=True)
@@ -271,3 +294,181 @@ def _ask(name: str, key: str) -> Login:
     if not user or not secret:
         raise BtrfsUblkError(f"{program} answers without a user and a secret")
     return _pair(user, secret)
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """What a registry takes: tokens, which ``realm`` gives, or a password (``basic``).
+    The realm is a URL; None where tokens are wanted that nobody gives."""
+
+    bearer: bool = False
+    realm: str | None = None
+    service: str | None = None
+    scope: str | None = None
+    basic: bool = False
+
+    @property
+    def wants_token(self) -> bool:
+        return self.realm is not None or (self.bearer and not self.basic)
+
+
+def parse_challenges(text: str, base: str) -> Challenge:
+    """Return what the headers of a refusal say, joined by commas. A realm may be
+    relative to ``base``, the URL that was refused."""
+    schemes: list[tuple[str, dict[str, str]]] = []
+    for name, value in _words(text):
+        if value is None:
+            schemes.append((name, {}))
+        elif schemes:
+            schemes[-1][1].setdefault(name, value)
+    tokens = [given for name, given in schemes if name == "bearer"]
+    given = next((x for x in tokens if "realm" in x), tokens[-1] if tokens else {})
+    realm = given.get("realm")
+    return Challenge(
+        bearer=bool(tokens),
+        realm=None if realm is None else _resolved(base, realm),
+        service=given.get("service"),
+        scope=given.get("scope"),
+        basic=any(name == "basic" for name, _ in schemes),
+    )
+
+
+def _resolved(base: str, realm: str) -> str:
+    if _SCHEME.match(realm):
+        return realm
+    try:
+        return urljoin(base, realm)
+    except ValueError:  # such as "//[bad"
+        return ""
+
+
+def _words(text: str) -> Iterator[tuple[str, str | None]]:
+    """Yield each scheme with None, and each parameter with its value, up to what is not
+    valid."""
+    at = 0
+    while True:
+        at = _end(_SPACE, text, at)
+        if at == len(text):
+            return
+        name, at = text[at : (end := _end(_NAME, text, at))].lower(), end
+        equals = _EQUALS.match(text, at)
+        if not equals:
+            yield name, None
+            continue
+        at = equals.end()
+        if not text.startswith('"', at):
+            value, at = text[at : (end := _end(_PLAIN, text, at))], end
+            yield name, value
+            continue
+        quoted = _QUOTED.match(text, at)
+        if not quoted:
+            return
+        yield name, re.sub(r"\\(.)", r"\1", quoted[1], flags=re.DOTALL)
+        at = quoted.end()
+
+
+def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
+    found = pattern.match(text, at)
+    return found.end() if found else at
+
+
+class SharedToken:
+    """A token for what ``texts`` say, of which some may be secrets."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        data = b"".join(text.encode() + b"\0" for text in texts)
+        self._name = hashlib.sha256(data).hexdigest()
+        self._path: Path | None = None
+
+    def find(self, *, refused: str | None) -> tuple[str, float] | None:
+        """Return a token, and until when it is good (time.monotonic()); None: it is the
+        caller's to ask for one, and to ``tell``. Waits while somebody else asks, and
+        for a second after the token server has failed."""
+        late_s = time.monotonic() + _ASKING_S
+        while time.monotonic() < late_s:
+            with self._locked() as fd:
+                if fd is None:
+                    return None
+                record = _read_record(fd)
+                now_ns = time.monotonic_ns()
+                token, until_ns = _token(record)
+                if token is not None and until_ns > now_ns and token != refused:
+                    return token, until_ns / 1e9
+                waits_ns = max(
+                    _time(record, "asking_ns", most_s=_ASKING_S),
+                    _time(record, "failed_ns", most_s=_FAILED_S),
+                )
+                if waits_ns <= now_ns:
+                    _write_record(fd, {"asking_ns": now_ns + int(_ASKING_S * 1e9)})
+                    return None
+            time.sleep(_LOOK_S)
+        return None
+
+    def tell(self, token: str | None, until_s: float = 0.0) -> None:
+        """Tell what was got; None: the token server has failed."""
+        record: dict[str, Any] = {"until_ns": int(until_s * 1e9), "asking_ns": 0}
+        if token is None:
+            record["failed_ns"] = time.monotonic_ns() + int(_FAILED_S * 1e9)
+        elif len(token) <= _MAX_SHARED_BYTES:
+            record["token"] = token
+        with self._locked() as fd:
+            if fd is None:
+                return
+            # A failure takes no token away that another one has got meanwhile: who asks
+            # leaves none that is bad.
+            if "token" not in record:
+                found, found_until_ns = _token(_read_record(fd))
+                if found is not None and found_until_ns > time.monotonic_ns():
+                    return
+            _write_record(fd, record)
+
+    @contextmanager
+    def _locked(self) -> Iterator[int | None]:
+        """Yield the file's descriptor; None where nothing can be shared."""
+        lock = None
+        with suppress(OSError, BtrfsUblkError):
+            # NB: `device gc` may remove it meanwhile, and lock_file() sees that.
+            lock = lock_file(self._directory() / self._name, timeout_s=_ASKING_S)
+        if lock is None:
+            yield None
+        else:
+            with lock:
+                yield lock.fileno()
+
+    def _directory(self) -> Path:
+        if self._path is None:
+            base = Path(os.environ.get(RUN_VARIABLE) or RUN_DIRECTORY)
+            for directory in (base, base / "tokens"):
+                make_private(directory, what="directory of tokens", hint="run as root")
+            self._path = base / "tokens"
+        return self._path
+
+
+def _read_record(fd: int) -> dict[str, Any]:
+    """What makes no sense, as of a process that was killed while it wrote, is as good
+    as nothing."""
+    try:
+        record = json.loads(os.pread(fd, 2 * _MAX_SHARED_BYTES, 0))
+    except (ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _token(record: dict[str, Any]) -> tuple[str | None, int]:
+    """A token, and until when it is good."""
+    token = record.get("token")
+    until_ns = _time(record, "until_ns", most_s=TOKEN_MAX_S)
+    return (token if isinstance(token, str) else None), until_ns
+
+
+def _time(record: dict[str, Any], key: str, *, most_s: float) -> int:
+    """A time that is further ahead is of before a boot, after which the clock begins
+    anew."""
+    value = record.get(key)
+    latest_ns = time.monotonic_ns() + int(most_s * 1e9)
+    return value if isinstance(value, int) and value <= latest_ns else 0
+
+
+def _write_record(fd: int, record: dict[str, Any]) -> None:
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, json.dumps(record).encode(), 0)
