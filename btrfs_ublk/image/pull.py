@@ -40,7 +40,7 @@ from btrfs_ublk.image.documents import (
 )
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.places import open_repository
-from btrfs_ublk.image.policy import Policy, RefusedImageError, read_policy
+from btrfs_ublk.image.policy import Policy, RefusedImageError, read_policy, signer_of
 from btrfs_ublk.image.reference import LayoutName, Name, Reference
 from btrfs_ublk.image.repository import Document, Repository
 from btrfs_ublk.image.store import ImageStore
@@ -303,9 +303,6 @@ def pulling(
         is_referrer = sealed.subject is not None and document.digest != sealed.digest
 
         def find_signer(sealed: SealedManifest, keys: Sequence[Path]) -> Path | None:
-            # Most rules want none, and what checks them takes long to load.
-            from btrfs_ublk.image.signature import signer_of
-
             signed = [sealed.digest]
             if not is_referrer:
                 signed.insert(0, document.digest)

@@ -21,7 +21,7 @@ from support.web_servers import response, scripted_server
 from btrfs_ublk.base.capabilities import Program
 from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.image import signature
+from btrfs_ublk.image import pull
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import build_image
 from btrfs_ublk.image.check import check_image
@@ -275,7 +275,7 @@ def test_the_newest_index_that_is_allowed_is_taken(
 
     # Only the older one is signed; the last in the list is the newer one.
     monkeypatch.setattr(
-        signature,
+        pull,
         "signer_of",
         lambda _, one, keys: keys[0] if one == image.digest else None,
     )

@@ -16,10 +16,15 @@ from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuiltImage
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.places import open_repository
-from btrfs_ublk.image.policy import Policy, RefusedImageError, Rule, read_policy
+from btrfs_ublk.image.policy import (
+    Policy,
+    RefusedImageError,
+    Rule,
+    read_policy,
+    signer_of,
+)
 from btrfs_ublk.image.pull import pull_image
 from btrfs_ublk.image.reference import Reference, parse_reference
-from btrfs_ublk.image.signature import signer_of
 from btrfs_ublk.image.store import ImageStore
 from btrfs_ublk.image.transfer import push_image
 
