@@ -275,7 +275,7 @@ class Images:
 
     def _look_up_index(self, wanted: Reference) -> str | Exception | None:
         # What asks registries is a quarter of what a start would load.
-        from btrfs_ublk.image.places import open_repository
+        from btrfs_ublk.image.transfer import open_repository
         from btrfs_ublk.image.pull import NotSealedError, look_up
 
         try:

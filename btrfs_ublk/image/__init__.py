@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from btrfs_ublk.image.first import traced_ranges
     from btrfs_ublk.image.indexed import IndexedImage, index_image
     from btrfs_ublk.image.layout import Layout
-    from btrfs_ublk.image.places import open_repository
+    from btrfs_ublk.image.transfer import open_repository
     from btrfs_ublk.image.policy import RefusedImageError, read_policy
     from btrfs_ublk.image.pull import (
         ImageReport,

@@ -40,7 +40,7 @@ from btrfs_ublk.image.documents import (
     to_bytes,
 )
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.places import open_repository
+from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.pull import open_sealed
 from btrfs_ublk.image.reference import LayoutName, Reference
 from btrfs_ublk.image.repository import Repository

@@ -39,7 +39,7 @@ from btrfs_ublk.image.documents import (
     sealed_in,
 )
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.places import open_repository
+from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.policy import Policy, RefusedImageError, read_policy, signer_of
 from btrfs_ublk.image.reference import LayoutName, Name, Reference
 from btrfs_ublk.image.repository import Document, Repository

@@ -1,4 +1,4 @@
-"""Images between layouts on this machine and registries."""
+"""Opening what holds images by name, and moving them between it and layouts here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from btrfs_ublk.device.locks import lock_file
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.image.access import RegistryError
+from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import (
     CREATED,
     INDEXED,
@@ -31,6 +31,20 @@ _MAX_DEPTH = 4
 _FETCH_TIMEOUT_S = 3600.0
 
 Progress = Callable[[int], object]
+
+
+def open_repository(
+    reference: Reference, access: RegistryAccess, *, writing: bool = False
+) -> Repository:
+    """Return the repository that a reference names, to read, or to write as well.
+    Raises UsageError."""
+    if reference.is_in_registry:
+        from btrfs_ublk.image.registry import RegistryRepository
+
+        return RegistryRepository(reference, access, writing=writing)
+    from btrfs_ublk.image.stored_layout import StoredLayout
+
+    return StoredLayout(reference, access, writing=writing)
 
 
 @dataclass

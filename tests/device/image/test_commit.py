@@ -33,7 +33,7 @@ from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.commit import CommittedImage, Compression
 from btrfs_ublk.image.documents import CONFIG, MANIFEST, digest_of, to_bytes
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.places import open_repository
+from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.reference import LayoutName, Reference, parse_layout
 from btrfs_ublk.image.transfer import push_image
 from btrfs_ublk.image.tree import Difference, diff_images

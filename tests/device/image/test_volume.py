@@ -30,7 +30,7 @@ from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuiltImage, seal
 from btrfs_ublk.image.documents import digest_of
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.places import open_repository
+from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.reference import Reference
 from btrfs_ublk.image.source import OpenedSource
 from btrfs_ublk.image.transfer import push_image

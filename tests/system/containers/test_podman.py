@@ -27,7 +27,7 @@ from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.commit import BaseImage
 from btrfs_ublk.image.documents import CONFIG, MANIFEST
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.places import open_repository
+from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.reference import parse_reference
 from btrfs_ublk.image.transfer import push_image
 

@@ -29,7 +29,7 @@ from btrfs_ublk.containers.store import SNAPSHOT_REF
 from btrfs_ublk.content import Cache
 from btrfs_ublk.device.state import RUN_VARIABLE
 from btrfs_ublk.image.documents import SEALED_IN
-from btrfs_ublk.image.places import open_repository
+from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.pull import pull_image
 from btrfs_ublk.image.reference import parse_reference
 from btrfs_ublk.image.store import ImageStore

@@ -33,7 +33,7 @@ from btrfs_ublk.image.documents import (
     to_bytes,
 )
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.places import open_repository
+from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.pull import NotSealedError, inspect_image
 from btrfs_ublk.image.reference import parse_reference
 from btrfs_ublk.image.store import IMAGES_VARIABLE

@@ -40,7 +40,7 @@ from btrfs_ublk.image.documents import (
 from btrfs_ublk.image.indexed import IndexedImage, index_image
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import unpack, write_pack
-from btrfs_ublk.image.places import open_repository
+from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.policy import RefusedImageError
 from btrfs_ublk.image.pull import NotSealedError, inspect_image, look_up, pull_image
 from btrfs_ublk.image.reference import LayoutName, Reference

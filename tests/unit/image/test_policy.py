@@ -15,7 +15,7 @@ from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuiltImage
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.places import open_repository
+from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.policy import (
     Policy,
     RefusedImageError,

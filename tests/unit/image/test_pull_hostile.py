@@ -22,7 +22,7 @@ from btrfs_ublk.image import connection as connections
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import INDEX, InvalidImageError
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.places import open_repository
+from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.reference import Reference
 from btrfs_ublk.image.store import IMAGES_VARIABLE
 from btrfs_ublk.units import MIB

@@ -35,7 +35,7 @@ from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.build import BuiltImage
 from btrfs_ublk.image.documents import InvalidImageError, describe
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.places import open_repository
+from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.policy import Policy, RefusedImageError, Rule
 from btrfs_ublk.image.pull import inspect_image, pull_image
 from btrfs_ublk.image.reference import Reference, parse_reference

@@ -20,7 +20,7 @@ from btrfs_ublk.image.build import BuiltImage
 from btrfs_ublk.image.check import check_image
 from btrfs_ublk.image.documents import InvalidImageError
 from btrfs_ublk.image.layout import Layout, blob_name
-from btrfs_ublk.image.places import open_repository
+from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.policy import Policy, RefusedImageError, Rule
 from btrfs_ublk.image.pull import inspect_image, pull_image
 from btrfs_ublk.image.reference import Reference, parse_name, parse_reference
