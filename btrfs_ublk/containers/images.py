@@ -275,8 +275,8 @@ class Images:
 
     def _look_up_index(self, wanted: Reference) -> str | Exception | None:
         # What asks registries is a quarter of what a start would load.
-        from btrfs_ublk.image.transfer import open_repository
         from btrfs_ublk.image.pull import NotSealedError, look_up
+        from btrfs_ublk.image.transfer import open_repository
 
         try:
             with open_repository(wanted, self._logins.access(wanted)) as repository:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from btrfs_ublk.image.first import traced_ranges
     from btrfs_ublk.image.indexed import IndexedImage, index_image
     from btrfs_ublk.image.layout import Layout
-    from btrfs_ublk.image.transfer import open_repository
     from btrfs_ublk.image.policy import RefusedImageError, read_policy
     from btrfs_ublk.image.pull import (
         ImageReport,
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     )
     from btrfs_ublk.image.repository import Repository
     from btrfs_ublk.image.store import ImageStore, StoredImage
-    from btrfs_ublk.image.transfer import Pushed, push_image, walk
+    from btrfs_ublk.image.transfer import Pushed, open_repository, push_image, walk
     from btrfs_ublk.image.tree import (
         Difference,
         DiffReport,

@@ -36,9 +36,9 @@ from btrfs_ublk.image.pack import (
     check_data,
     unpack,
 )
-from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.pull import look_up, open_sealed
 from btrfs_ublk.image.reference import LayoutName, Name
+from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.seed.inspect import inspect_seed
 from btrfs_ublk.units import format_size

@@ -34,10 +34,9 @@ from btrfs_ublk.image.documents import (
 )
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import next_chain_id
-from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.reference import DEFAULT_TAG, LayoutName, Name, Reference
 from btrfs_ublk.image.source import read_config
-from btrfs_ublk.image.transfer import fetch_blob
+from btrfs_ublk.image.transfer import fetch_blob, open_repository
 from btrfs_ublk.kernel.temporary import tempdir
 
 _OCI_LAYER = "application/vnd.oci.image.layer.v1.tar+"

@@ -40,12 +40,11 @@ from btrfs_ublk.image.documents import (
     to_bytes,
 )
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.pull import open_sealed
 from btrfs_ublk.image.reference import LayoutName, Reference
 from btrfs_ublk.image.repository import Repository
 from btrfs_ublk.image.source import read_config
-from btrfs_ublk.image.transfer import Pushed, push_image, walk
+from btrfs_ublk.image.transfer import Pushed, open_repository, push_image, walk
 from btrfs_ublk.image.tree import check_layers
 
 _DIRECTORY = "btrfs-ublk-convert"

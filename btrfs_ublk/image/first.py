@@ -21,10 +21,10 @@ from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.documents import DATA_OFFSET, TAG
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import read_header, unpack
-from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.pull import look_up, open_sealed
 from btrfs_ublk.image.reference import LayoutName, Name, Reference
 from btrfs_ublk.image.store import ImageStore
+from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.tree import finished
 
 _READ_BYTES = 1 << 20

@@ -39,11 +39,11 @@ from btrfs_ublk.image.documents import (
     sealed_in,
 )
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.policy import Policy, RefusedImageError, read_policy, signer_of
 from btrfs_ublk.image.reference import LayoutName, Name, Reference
 from btrfs_ublk.image.repository import Document, Repository
 from btrfs_ublk.image.store import ImageStore
+from btrfs_ublk.image.transfer import open_repository
 
 if TYPE_CHECKING:
     from btrfs_ublk.image.pack import PackHeader

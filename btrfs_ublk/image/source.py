@@ -30,10 +30,9 @@ from btrfs_ublk.image.documents import (
 )
 from btrfs_ublk.image.layout import Layout, blob_name
 from btrfs_ublk.image.pack import next_chain_id
-from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.reference import LayoutName, Name, Reference, check_digest
 from btrfs_ublk.image.repository import Document
-from btrfs_ublk.image.transfer import fetch_into
+from btrfs_ublk.image.transfer import fetch_into, open_repository
 
 _SEALED_HINT = (
     "name the image that it was made of; a volume takes a sealed one as it is: "
