@@ -17,12 +17,22 @@
 struct fetcher;
 struct store;
 
+/* What a store has of those who fetch, which are above it. */
+struct store_fetch_ops {
+	/* Has the mirrors of a source with an index decode: coded_wrap(). Returns 0 or -ENOMEM. */
+	int (*decode)(struct source *source, struct store *store);
+	/* mirror_probe() */
+	int (*probe)(struct fetcher *fetcher, struct mirror *mirror, uint32_t timeout_ms,
+		     struct mirror_probe *probe, struct error *error);
+};
+
 /*
  * Opens the map file at `path`, makes it where there is none, and loads its mappings into `map`.
  * Returns 0, or a negative errno with the error filled in: -EBUSY (another server has it),
  * -EPROTONOSUPPORT (of a newer version), -EUCLEAN (no map file, or damaged).
  */
-int store_open(const char *path, struct map *map, struct store **store, struct error *error);
+int store_open(const char *path, struct map *map, const struct store_fetch_ops *ops,
+	       struct store **store, struct error *error);
 void store_close(struct store *store);
 /*
  * Names who asks servers for sizes: without a fetcher, sources of servers must come with one. To be

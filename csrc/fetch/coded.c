@@ -8,6 +8,7 @@
 #include "base/cleanup.h"
 #include "content/codec.h"
 #include "content/selection.h"
+#include "content/store.h"
 #include "fetch/attachment.h"
 #include "fetch/fetcher_ops.h"
 #include "fetch/kept.h"
@@ -25,7 +26,6 @@ struct coded_kind {
 	struct mirror_ops ops;
 	const struct mirror_ops *inner;
 	struct store *store;
-	const struct coded_reads *reads;
 };
 
 /* What a fetcher's coded runs share. */
@@ -287,7 +287,7 @@ static int select_parts(struct coded_run *coded, struct codec_part **parts, uint
 	for (uint32_t i = 0; i < units && !err; i++) {
 		const struct selection_unit *unit = &selection->units[first + i];
 
-		err = coded->kind->reads->selected(
+		err = store_selected(
 			coded->kind->store, source, first + i, (uint32_t)(unit->offset - end),
 			coded->data + (size_t)i * selection->unit_bytes, *parts + done);
 		done += unit->pieces;
@@ -309,10 +309,9 @@ static void decode(struct pool_job *job)
 	if (!coded->data)
 		coded->data = malloc(coded->length);
 	all.data = coded->data;
-	coded->err = coded->data ?
-			     coded->kind->reads->window(coded->kind->store, source,
-							coded->range.point, window, &window_bytes) :
-			     -ENOMEM;
+	coded->err = coded->data ? store_window(coded->kind->store, source, coded->range.point,
+						window, &window_bytes) :
+				   -ENOMEM;
 	if (!coded->err && source->selection)
 		coded->err = select_parts(coded, &selected, &count);
 	if (!coded->err)
@@ -518,7 +517,7 @@ static void coded_resume(struct run *run)
 	give(coded_of(run));
 }
 
-int coded_wrap(struct source *source, struct store *store, const struct coded_reads *reads)
+int coded_wrap(struct source *source, struct store *store)
 {
 	struct coded_kind *kinds = calloc(source->place_count, sizeof(*kinds));
 
@@ -534,7 +533,6 @@ int coded_wrap(struct source *source, struct store *store, const struct coded_re
 		kinds[i].ops.resume = coded_resume;
 		kinds[i].inner = mirror->ops;
 		kinds[i].store = store;
-		kinds[i].reads = reads;
 		mirror->ops = &kinds[i].ops;
 	}
 	source->coded_kinds = kinds;

@@ -12,7 +12,9 @@
 #include "base/message.h"
 #include "base/size.h"
 #include "content/cache.h"
+#include "fetch/coded.h"
 #include "fetch/dependence.h"
+#include "fetch/probe.h"
 #include "fetch/process/front.h"
 #include "lazy/fetcher.h"
 
@@ -138,6 +140,7 @@ static int use_process(bool *spawns, struct error *error)
 
 static int open_parts(struct space *space, struct error *error)
 {
+	static const struct store_fetch_ops store_ops = { coded_wrap, mirror_probe };
 	/* The variables are for measuring, and for tests. */
 	struct fetcher_options fetcher_options = {
 		.run_bytes = number_in("BTRFS_UBLK_RUN_BYTES"),
@@ -156,7 +159,7 @@ static int open_parts(struct space *space, struct error *error)
 	space->map = map_new();
 	if (!space->map)
 		return error_set(error, -ENOMEM, "no memory for a map");
-	err = store_open(space->map_path, space->map, &space->store, error);
+	err = store_open(space->map_path, space->map, &store_ops, &space->store, error);
 	if (!err && space->cache_path)
 		err = open_cache(space, error);
 	if (err)

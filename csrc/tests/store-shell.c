@@ -24,6 +24,8 @@
 #include "content/map.h"
 #include "content/store.h"
 #include "content/store/internal.h"
+#include "fetch/coded.h"
+#include "fetch/probe.h"
 #include "lazy/fetcher.h"
 
 enum { THREADS_MAX = 64 };
@@ -269,12 +271,13 @@ static json_t *about_source(struct shell *shell, const json_t *command)
 
 static json_t *open_store(struct shell *shell, const char *path)
 {
+	static const struct store_fetch_ops ops = { coded_wrap, mirror_probe };
 	const char *slice_bytes = getenv("STORE_SLICE_BYTES");
 	struct error error = {};
 	int err;
 
 	shell->map = map_new();
-	err = shell->map ? store_open(path, shell->map, &shell->store, &error) : -ENOMEM;
+	err = shell->map ? store_open(path, shell->map, &ops, &shell->store, &error) : -ENOMEM;
 	if (err)
 		return failure(err, &error);
 	if (slice_bytes)

@@ -14,7 +14,6 @@
 #include "content/codec.h"
 #include "content/selection.h"
 #include "content/store/internal.h"
-#include "fetch/coded.h"
 
 static const char tables[] = "CREATE TABLE IF NOT EXISTS layouts("
 			     " page INTEGER PRIMARY KEY, part BLOB NOT NULL) STRICT;"
@@ -151,7 +150,6 @@ int new_source_take_index(struct new_source *made, struct error *error)
 int source_set_index(struct store *store, struct source *source, struct codec_index **index,
 		     struct error *error)
 {
-	static const struct coded_reads reads = { store_window, store_selected };
 	int err = 0;
 
 	if (source->computed)
@@ -164,7 +162,7 @@ int source_set_index(struct store *store, struct source *source, struct codec_in
 		err = codec_index_check_units(*index, source->unit_bytes, error);
 	if (err)
 		return err;
-	if (coded_wrap(source, store, &reads))
+	if (store->ops->decode(source, store))
 		return error_set(error, -ENOMEM, "no memory for a source");
 	source->index = *index;
 	*index = NULL;

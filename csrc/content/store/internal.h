@@ -64,6 +64,7 @@ struct digest_page {
 struct store {
 	char *path;
 	struct map *map;
+	const struct store_fetch_ops *ops;
 	struct fetcher *fetcher; /* or NULL */
 
 	/*

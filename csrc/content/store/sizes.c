@@ -5,7 +5,6 @@
 
 #include "base/relaxed.h"
 #include "content/store/internal.h"
-#include "fetch/probe.h"
 
 enum {
 	PROBE_MS = 30 * 1000,
@@ -17,7 +16,7 @@ enum {
 };
 
 struct asking {
-	struct fetcher *fetcher;
+	const struct store *store;
 	struct new_source *sources;
 	size_t count;
 	const bool *over;
@@ -31,7 +30,7 @@ struct asking {
 };
 
 /* Takes the answer of the first mirror that gives one. */
-static int ask(struct fetcher *fetcher, struct new_source *made, struct error *error)
+static int ask(const struct store *store, struct new_source *made, struct error *error)
 {
 	struct error of_first = {};
 	int err = -EINVAL;
@@ -47,7 +46,7 @@ static int ask(struct fetcher *fetcher, struct new_source *made, struct error *e
 			return error_set(error, -EINVAL, "a source of kind %s has no end",
 					 mirror->ops->name);
 		}
-		err = mirror_probe(fetcher, mirror, PROBE_MS, &probe, &why);
+		err = store->ops->probe(store->fetcher, mirror, PROBE_MS, &probe, &why);
 		if (!err) {
 			made->probed = i;
 			made->identity = probe.identity;
@@ -106,7 +105,7 @@ static void *ask_main(void *argument)
 
 	while ((made = take(asking))) {
 		struct error error = {};
-		int err = ask(asking->fetcher, made, &error);
+		int err = ask(asking->store, made, &error);
 
 		if (err)
 			note(asking, made, err, &error);
@@ -118,7 +117,7 @@ int new_sources_ask(const struct store *store, struct new_source *sources, size_
 		    const bool *over, size_t *failed, struct error *error)
 {
 	struct asking asking = {
-		.fetcher = store->fetcher,
+		.store = store,
 		.sources = sources,
 		.count = count,
 		.over = over,

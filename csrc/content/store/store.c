@@ -20,7 +20,8 @@ static int init_locks(struct store *store)
 	return 0;
 }
 
-int store_open(const char *path, struct map *map, struct store **store, struct error *error)
+int store_open(const char *path, struct map *map, const struct store_fetch_ops *ops,
+	       struct store **store, struct error *error)
 {
 	struct store *made = calloc(1, sizeof(*made));
 	int err;
@@ -30,6 +31,7 @@ int store_open(const char *path, struct map *map, struct store **store, struct e
 		return error_set(error, -ENOMEM, "no memory for a map");
 	}
 	made->map = map;
+	made->ops = ops;
 	made->slices.most_bytes = STORE_SLICE_BYTES;
 	err = store_file_open(made, path, error);
 	if (!err)
