@@ -10,10 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from btrfs_ublk.base.log import log
-from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryError
 from btrfs_ublk.image.connection import Connection, deadline
 from btrfs_ublk.image.documents import (
@@ -203,55 +201,6 @@ class Repository(ABC):
         return InvalidImageError(
             f"{self.place} answers for blob {one.digest} with {what}",
             hint="what is there is damaged, or somebody between has changed it",
-        )
-
-
-class Found(NamedTuple):
-    """A small file of a layout in a store. ``version`` is what the store knows this
-    content by (ETag)."""
-
-    data: bytes
-    version: str | None
-
-
-class Files(ABC):
-    """What the files of a layout in a store can be asked for. ``place`` is its name.
-    All methods raise RegistryError."""
-
-    place: str
-
-    def close(self) -> None:
-        """End all connections."""
-
-    @abstractmethod
-    def read(self, name: str) -> Found | None:
-        """Return a document; None where there is none."""
-
-    @abstractmethod
-    def has(self, name: str) -> bool: ...
-
-    @abstractmethod
-    def rest(self, name: str, one: Descriptor, done: int) -> Iterator[bytes]:
-        """As Repository._rest()."""
-
-    def write(self, name: str, data: bytes) -> None:
-        """Write a small file, as a whole."""
-        raise self.refuse_writing()
-
-    def replace(self, name: str, data: bytes, version: str | None) -> bool:
-        """Write a file of which the caller has seen ``version``, or that was not there
-        (None). Returns whether that was still so; if not, nothing is written."""
-        raise self.refuse_writing()
-
-    def upload(self, name: str, path: Path, progress: Progress) -> None:
-        """Write a large file, as a whole, in pieces."""
-        raise self.refuse_writing()
-
-    def refuse_writing(self) -> UsageError:
-        return UsageError(
-            f"{self.place} is a web server, which is only read",
-            hint="build into the directory that it serves: btrfs-ublk image build -o "
-            "DIRECTORY; or copy a layout there, index.json last",
         )
 
 

@@ -18,7 +18,7 @@ from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import MAX_DOCUMENT_BYTES, Descriptor, InvalidImageError
 from btrfs_ublk.image.reference import Reference
-from btrfs_ublk.image.repository import COPY_BYTES, Files, Found, Progress
+from btrfs_ublk.image.repository import COPY_BYTES, Progress
 from btrfs_ublk.image.transport import NoAnswer
 
 try:
@@ -163,8 +163,8 @@ class Bucket:
         )
 
 
-class S3Files(Bucket, Files):
-    """Objects below a prefix of a bucket."""
+class S3Files(Bucket):
+    """The files of a layout, below a prefix of a bucket."""
 
     def __init__(self, reference: Reference, access: RegistryAccess) -> None:
         keys = s3_keys()
@@ -189,7 +189,9 @@ class S3Files(Bucket, Files):
                     return None
                 raise
 
-    def read(self, name: str) -> Found | None:
+    def read(self, name: str) -> tuple[bytes, str | None] | None:
+        """Return a document, and what the store knows this content by (ETag); None
+        where there is none."""
         found = self._if_there(
             f"get {name}", lambda: self._client.get_object(**self._object(name))
         )
@@ -201,7 +203,7 @@ class S3Files(Bucket, Files):
             raise InvalidImageError(
                 f"{self.place}/{name} has more than {MAX_DOCUMENT_BYTES} bytes"
             )
-        return Found(data, found.get("ETag"))
+        return data, found.get("ETag")
 
     def has(self, name: str) -> bool:
         found = self._if_there(
@@ -210,6 +212,7 @@ class S3Files(Bucket, Files):
         return found is not None
 
     def rest(self, name: str, one: Descriptor, done: int) -> Iterator[bytes]:
+        """As Repository._rest()."""
         with self._asking(f"get the blob {one.digest}"):
             found = self._client.get_object(
                 **self._object(name), Range=f"bytes={done}-"
@@ -232,10 +235,13 @@ class S3Files(Bucket, Files):
             raise NoAnswer("the store sent nothing")
 
     def write(self, name: str, data: bytes) -> None:
+        """Write a small file, as a whole."""
         with self._asking(f"put {name}"):
             self._client.put_object(**self._object(name), Body=data)
 
     def replace(self, name: str, data: bytes, version: str | None) -> bool:
+        """Write a file of which the caller has seen ``version``, or that was not there
+        (None). Returns whether that was still so; if not, nothing is written."""
         condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
         with self._asking(f"put {name}"):
             try:
@@ -247,6 +253,7 @@ class S3Files(Bucket, Files):
         return True
 
     def upload(self, name: str, path: Path, progress: Progress) -> None:
+        """Write a large file, as a whole, in pieces."""
         config = transfer.TransferConfig(
             multipart_threshold=_PART_BYTES,
             multipart_chunksize=_PART_BYTES,

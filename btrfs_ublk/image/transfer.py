@@ -21,7 +21,7 @@ from btrfs_ublk.image.documents import (
     parse_document,
     parse_sealed_manifest,
 )
-from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.layout import Layout, StoredLayout
 from btrfs_ublk.image.reference import Reference
 from btrfs_ublk.image.repository import Document, Repository
 from btrfs_ublk.units import format_size
@@ -42,8 +42,6 @@ def open_repository(
         from btrfs_ublk.image.registry import RegistryRepository
 
         return RegistryRepository(reference, access, writing=writing)
-    from btrfs_ublk.image.stored_layout import StoredLayout
-
     return StoredLayout(reference, access, writing=writing)
 
 

@@ -29,10 +29,9 @@ from btrfs_ublk.image.documents import SEALED_IN, Descriptor, digest_of
 from btrfs_ublk.image.indexed import IndexedImage, index_image
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import next_chain_id
-from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.reference import LayoutName, Reference, parse_reference
 from btrfs_ublk.image.store import IMAGES_VARIABLE
-from btrfs_ublk.image.transfer import push_image
+from btrfs_ublk.image.transfer import open_repository, push_image
 from btrfs_ublk.units import KIB, MIB
 from btrfs_ublk.volume import down_volume
 from btrfs_ublk.volume.down import is_anything_up

@@ -11,8 +11,8 @@ from support.registry import Registry, registry_fixture
 
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.documents import MANIFEST, describe, to_bytes
-from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.reference import Reference
+from btrfs_ublk.image.transfer import open_repository
 
 Sign = Callable[[bytes], bytes]
 

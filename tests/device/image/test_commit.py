@@ -33,9 +33,8 @@ from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.commit import CommittedImage, Compression
 from btrfs_ublk.image.documents import CONFIG, MANIFEST, digest_of, to_bytes
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.reference import LayoutName, Reference, parse_layout
-from btrfs_ublk.image.transfer import push_image
+from btrfs_ublk.image.transfer import open_repository, push_image
 from btrfs_ublk.image.tree import Difference, diff_images
 from btrfs_ublk.kernel.btrfs import create_snapshot, create_subvolume
 from btrfs_ublk.volume import ForkMode

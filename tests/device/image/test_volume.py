@@ -30,10 +30,9 @@ from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuiltImage, seal
 from btrfs_ublk.image.documents import digest_of
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.reference import Reference
 from btrfs_ublk.image.source import OpenedSource
-from btrfs_ublk.image.transfer import push_image
+from btrfs_ublk.image.transfer import open_repository, push_image
 from btrfs_ublk.kernel.btrfs import create_subvolume, reached_inode, set_read_only
 from btrfs_ublk.seed import make_seed
 from btrfs_ublk.server import FrontEndName

@@ -25,9 +25,9 @@ from support.needs import inapplicable
 from support.waiting import wait_until
 
 from btrfs_ublk.errors import CommandError
-from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.pull import NotSealedError, look_up
 from btrfs_ublk.image.reference import parse_reference
+from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.volume import list_volumes
 
 place = containers.place  # a fixture

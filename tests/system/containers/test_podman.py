@@ -27,9 +27,8 @@ from btrfs_ublk.image.build import BuildOptions, build_image
 from btrfs_ublk.image.commit import BaseImage
 from btrfs_ublk.image.documents import CONFIG, MANIFEST
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.reference import parse_reference
-from btrfs_ublk.image.transfer import push_image
+from btrfs_ublk.image.transfer import open_repository, push_image
 
 TIMEOUT_S = 240
 

@@ -29,10 +29,10 @@ from btrfs_ublk.containers.store import SNAPSHOT_REF
 from btrfs_ublk.content import Cache
 from btrfs_ublk.device.state import RUN_VARIABLE
 from btrfs_ublk.image.documents import SEALED_IN
-from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.pull import pull_image
 from btrfs_ublk.image.reference import parse_reference
 from btrfs_ublk.image.store import ImageStore
+from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.kernel.mount import mounted
 from btrfs_ublk.ops.monitor.metrics import metrics_text
 from btrfs_ublk.units import MIB

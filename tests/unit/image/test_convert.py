@@ -33,11 +33,10 @@ from btrfs_ublk.image.documents import (
     to_bytes,
 )
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.pull import NotSealedError, inspect_image
 from btrfs_ublk.image.reference import parse_reference
 from btrfs_ublk.image.store import IMAGES_VARIABLE
-from btrfs_ublk.image.transfer import push_image
+from btrfs_ublk.image.transfer import open_repository, push_image
 
 PLATFORM = ("--platform", "linux/amd64")
 #: Below the directory of --work.

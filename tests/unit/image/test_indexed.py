@@ -40,12 +40,12 @@ from btrfs_ublk.image.documents import (
 from btrfs_ublk.image.indexed import IndexedImage, index_image
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import unpack, write_pack
-from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.policy import RefusedImageError
 from btrfs_ublk.image.pull import NotSealedError, inspect_image, look_up, pull_image
 from btrfs_ublk.image.reference import LayoutName, Reference
 from btrfs_ublk.image.registry import RegistryRepository
 from btrfs_ublk.image.store import ImageStore
+from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.tree import export_image
 from btrfs_ublk.units import KIB, MIB
 

@@ -10,12 +10,11 @@ from support.web_servers import response, scripted_server
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess, RegistryMirror, registry_mirrors
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.policy import Policy, Rule
 from btrfs_ublk.image.pull import pull_image
 from btrfs_ublk.image.reference import Reference
 from btrfs_ublk.image.store import ImageStore
-from btrfs_ublk.image.transfer import push_image
+from btrfs_ublk.image.transfer import open_repository, push_image
 
 registry = registry_fixture()
 

@@ -15,7 +15,6 @@ from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuiltImage
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.policy import (
     Policy,
     RefusedImageError,
@@ -26,7 +25,7 @@ from btrfs_ublk.image.policy import (
 from btrfs_ublk.image.pull import pull_image
 from btrfs_ublk.image.reference import Reference, parse_reference
 from btrfs_ublk.image.store import ImageStore
-from btrfs_ublk.image.transfer import push_image
+from btrfs_ublk.image.transfer import open_repository, push_image
 
 access = signing.access  # a fixture
 registry = signing.registry  # a fixture

@@ -22,9 +22,9 @@ from btrfs_ublk.image import connection as connections
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import INDEX, InvalidImageError
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.reference import Reference
 from btrfs_ublk.image.store import IMAGES_VARIABLE
+from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.units import MIB
 
 TIMEOUT_S = 60

@@ -35,13 +35,12 @@ from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.build import BuiltImage
 from btrfs_ublk.image.documents import InvalidImageError, describe
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.policy import Policy, RefusedImageError, Rule
 from btrfs_ublk.image.pull import inspect_image, pull_image
 from btrfs_ublk.image.reference import Reference, parse_reference
 from btrfs_ublk.image.repository import Repository
 from btrfs_ublk.image.store import ImageStore
-from btrfs_ublk.image.transfer import Pushed, fetch_blob, push_image
+from btrfs_ublk.image.transfer import Pushed, fetch_blob, open_repository, push_image
 
 AUTH = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
 

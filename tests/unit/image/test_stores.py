@@ -14,18 +14,17 @@ from support.s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, WEED, S3Server, s3
 from support.web_servers import NGINX, WebServer, web_server
 
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.image import stored_layout
+from btrfs_ublk.image import layout
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.build import BuiltImage
 from btrfs_ublk.image.check import check_image
 from btrfs_ublk.image.documents import InvalidImageError
 from btrfs_ublk.image.layout import Layout, blob_name
-from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.policy import Policy, RefusedImageError, Rule
 from btrfs_ublk.image.pull import inspect_image, pull_image
 from btrfs_ublk.image.reference import Reference, parse_name, parse_reference
 from btrfs_ublk.image.store import ImageStore
-from btrfs_ublk.image.transfer import Pushed, push_image
+from btrfs_ublk.image.transfer import Pushed, open_repository, push_image
 
 ACCESS = RegistryAccess()
 #: Tests share a store, and each has a directory of its own.
@@ -119,7 +118,7 @@ def test_a_bucket(target: Reference, tmp_path: Path) -> None:
 def test_pushes_at_once_lose_no_tag(
     target: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_layout, "_MAX_CHANGES", 200)
+    monkeypatch.setattr(layout, "_MAX_CHANGES", 200)
     image = sealed_image(tmp_path / "image")
     push(image, target)
     tags = [f"2.{number}" for number in range(8)]
