@@ -275,7 +275,9 @@ class NounGroup(click.Group):
         name = self._aliases.get(cmd_name, cmd_name)
         if name in self._elsewhere and name not in self.commands:
             with importing():
-                found = getattr(import_module(self._elsewhere[name]), name)
+                module = import_module(self._elsewhere[name])
+            # A function ``list`` would hide the type.
+            found = getattr(module, f"{name}_command", None) or getattr(module, name)
             _let_speak(found)
             self.add_command(found)
         return super().get_command(ctx, name)
@@ -307,8 +309,9 @@ def _let_speak(command: click.Command) -> None:
 
 
 class ModuleGroup(click.Group):
-    """A group whose commands are the modules of a package, each with a ``command``. A
-    module is imported when its command is used. Modules in ``but`` are no commands."""
+    """A group whose commands are the modules and packages in a package, each with a
+    ``command``. One is imported when its command is used; those in ``but`` have none.
+    """
 
     def __init__(
         self, *args: Any, package: str, but: Collection[str] = (), **kwargs: Any
@@ -318,8 +321,8 @@ class ModuleGroup(click.Group):
         self._but = but
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        files = os.listdir(self._directory())
-        names = {x.removesuffix(".py") for x in files if x.endswith(".py")}
+        names = {path.stem for path in self._directory().glob("*.py")}
+        names |= {path.parent.name for path in self._directory().glob("*/__init__.py")}
         names.discard("__init__")
         return sorted(name.replace("_", "-") for name in names.difference(self._but))
 
@@ -338,6 +341,8 @@ class ModuleGroup(click.Group):
         commands: dict[str, click.Command] = {}
         for name in self.list_commands(ctx):
             source = self._directory() / f"{name.replace('-', '_')}.py"
+            if not source.exists():
+                source = source.with_suffix("") / "__init__.py"
             found = _HELP.search(source.read_text(encoding="utf-8"))
             if found:
                 commands[name] = click.Command(name, help=found[1])

@@ -15,10 +15,7 @@ from btrfs_ublk.errors import UsageError
 @click.command(
     cls=ModuleGroup,
     package="btrfs_ublk.cli",
-    but=(
-        *("main", "map_options", "mirror_options", "volume_options"),
-        *("image_forks", "image_options", "image_run"),
-    ),
+    but=("main", "map_options", "mirror_options", "volume_options"),
     invoke_without_command=True,
     no_args_is_help=True,
     # All commands inherit these settings.

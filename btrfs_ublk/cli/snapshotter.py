@@ -16,7 +16,7 @@ from btrfs_ublk.base.capabilities import CONTAINER_PACKAGES, require
 from btrfs_ublk.base.entry import PathType, SecondsType, json_option
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.base.text import visible
-from btrfs_ublk.cli.image_options import with_access
+from btrfs_ublk.cli.image.options import with_access
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.units import format_size
 from btrfs_ublk.volume.definition import SETTINGS

@@ -27,7 +27,7 @@ from btrfs_ublk.base.entry import (
 )
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.signals import too_late
-from btrfs_ublk.cli.image_options import platform_option, via_options, with_access
+from btrfs_ublk.cli.image.options import platform_option, via_options, with_access
 from btrfs_ublk.cli.volume_options import (
     confirm,
     on_volume,

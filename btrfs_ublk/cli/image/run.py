@@ -1,7 +1,8 @@
-"""``btrfs-ublk image run``, and how images are brought up."""
+"""The commands of ``btrfs-ublk image`` that bring an image up, and take it down."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
@@ -12,11 +13,18 @@ import click
 
 from btrfs_ublk import image as images
 from btrfs_ublk import volume as volumes
+from btrfs_ublk.base.entry import json_option
 from btrfs_ublk.base.log import log
 from btrfs_ublk.base.progress import progress
-from btrfs_ublk.cli.image_options import registry_options, via_options
-from btrfs_ublk.cli.volume_options import setting_option, volumes_base
-from btrfs_ublk.errors import LeftoverError, UsageError
+from btrfs_ublk.base.signals import too_late
+from btrfs_ublk.cli.image.options import registry_options, via_options
+from btrfs_ublk.cli.volume_options import (
+    setting_option,
+    take_down,
+    volume_name,
+    volumes_base,
+)
+from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -136,3 +144,51 @@ def run(
                 volumes.down_volume(name, base=base)
             except LeftoverError as error:
                 log.warning("%s", error)
+
+
+@click.command()
+@click.argument("image")
+@click.argument("name")
+@click.option("--fork", help="Make a fork, unless it is there, and print where it is.")
+@with_settings
+@volumes_base
+@json_option
+def up(
+    image: str,
+    name: str,
+    fork: str | None,
+    settings: dict[str, Any],
+    base: Path | None,
+    as_json: bool,
+) -> None:
+    """Mount an image as a volume, and print where it is.
+
+    IMAGE is oci:DIRECTORY[:TAG], or REGISTRY/REPOSITORY:TAG or @DIGEST, whose metadata
+    are pulled if that was not done. The volume NAME has a read-only subvolume for each
+    layer below `layers`. `volume up NAME --image IMAGE` does the same, and has more
+    options.
+    """
+    made = too_late if fork is None else None
+    volume = bring_up(image, name, settings, base=base, made=made)
+    keys, shown = volume.to_dict(), volume.mount
+    if fork is not None:
+        shown = volumes.ensure_fork(name, fork, base=base)
+        keys["fork"] = str(shown)
+    click.echo(json.dumps(keys) if as_json else shown)
+
+
+@click.command()
+@volume_name
+@volumes_base
+@json_option
+def down(name: str, base: Path | None, as_json: bool) -> None:
+    """Unmount an image, and keep its forks.
+
+    The same as `volume down NAME`; `volume remove NAME` removes it with its forks.
+    """
+    try:
+        take_down(name, base, as_json=as_json)
+    except BtrfsUblkError as error:
+        if error.hint is not None:
+            error.hint = error.hint.replace("volume down", "image down")
+        raise

@@ -13,7 +13,7 @@ from btrfs_ublk import volume as volumes
 from btrfs_ublk.base.entry import PathType, SizeType, json_option
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.text import visible
-from btrfs_ublk.cli.image_options import with_access
+from btrfs_ublk.cli.image.options import with_access
 from btrfs_ublk.cli.volume_options import removing, volume_name, volumes_base
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import format_size
