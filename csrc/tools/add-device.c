@@ -8,7 +8,7 @@
  * gives up with -ECANCELED when the caller has a fatal signal pending, and
  * btrfs_relocate_sys_chunks() (fs/btrfs/volumes.c, up to Linux 7.3 at least) answers any error but
  * -ENOSPC with BUG_ON(): a SIGKILL at that moment stops the machine.
- * docs/upstream/device-add-sigkill.md has more.
+ * docs/upstream.md has more.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -256,7 +256,7 @@ def test_other_users_ask_of_volumes_only(place: Place) -> None:
 
 
 def test_the_example_in_c(place: Place, tmp_path: Path) -> None:
-    (text,) = _C.findall((PROJECT / "docs/how-to/images.md").read_text())
+    (text,) = _C.findall((PROJECT / "docs/how-to/sandboxes.md").read_text())
     path = f"{DaemonDirectory.of_host().path}/socket"
     source, ask_ = tmp_path / "ask.c", tmp_path / "ask"
     source.write_text(text.replace("/run/btrfs-ublk/daemon/socket", path))

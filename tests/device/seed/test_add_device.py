@@ -1,6 +1,6 @@
 """The process that adds a device to a seed: nobody ends it by accident.
 
-A kill of it stops the machine (docs/upstream/device-add-sigkill.md), so what kills is
+A kill of it stops the machine (docs/upstream.md), so what kills is
 only done in a virtual machine, or where the file system is no seed.
 """
 
