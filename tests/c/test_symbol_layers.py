@@ -10,7 +10,7 @@ from support.paths import PROJECT
 
 CSRC = PROJECT / "csrc"
 
-#: From the bottom up. Files of a folder call each other, and those of folders before it.
+#: From the bottom up: files of a folder call each other, and folders before it.
 FOLDERS = (
     "base",
     "content",
