@@ -18,21 +18,27 @@ class Task:
 
     def __init__(self, update: Callable[..., object] | None = None) -> None:
         self._update = update
+        self._total = 0
 
     def advance(self, amount: int = 1) -> None:
         """Add to what is done of ``total``."""
         if self._update is not None:
             self._update(advance=amount)
 
-    def expect(self, total: int) -> None:
-        """Set ``total``, when it is known only now."""
+    def expect(self, amount: int) -> None:
+        """Add to ``total``, when it is known only now."""
+        self._total += amount
         if self._update is not None:
-            self._update(total=total)
+            self._update(total=self._total)
 
     def say(self, text: str) -> None:
         """Show what is being done, instead of the previous text."""
         if self._update is not None:
             self._update(description=text)
+
+
+#: For callers that show nothing.
+SILENT = Task()
 
 
 @contextmanager

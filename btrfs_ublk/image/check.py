@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS, SparseFile, require
 from btrfs_ublk.base.process import describe_exit, spawn
+from btrfs_ublk.base.progress import SILENT, Task
 from btrfs_ublk.content.digests import DIGEST_BYTES, Digests
 from btrfs_ublk.errors import BtrfsUblkError, CommandError, UsageError
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
@@ -29,6 +30,7 @@ from btrfs_ublk.image.documents import (
     parse_document,
 )
 from btrfs_ublk.image.indexed import check_subject, data_parts, layer_blob
+from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import (
     InvalidPackError,
     LayerSource,
@@ -36,9 +38,9 @@ from btrfs_ublk.image.pack import (
     check_data,
     unpack,
 )
-from btrfs_ublk.image.pull import look_up, open_sealed
-from btrfs_ublk.image.reference import LayoutName, Name
-from btrfs_ublk.image.transfer import open_repository
+from btrfs_ublk.image.pull import opened_sealed
+from btrfs_ublk.image.reference import Name
+from btrfs_ublk.image.repository import Repository
 from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.seed.inspect import inspect_seed
 from btrfs_ublk.units import format_size
@@ -55,8 +57,6 @@ _DIRECTORY_HINT = "name another directory with --directory"
 _MIRROR = re.compile(r"mirror \d+ bytenr (\d+) csum ")
 #: What it says of each part of its work.
 _STEP = re.compile(r"\[\d+/\d+\] ")
-
-Progress = Callable[[int], object]
 
 
 @dataclass
@@ -98,50 +98,28 @@ class CheckReport:
         return {"clean": self.clean} | asdict(self)
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """An image whose documents were verified; ``parts`` reads a blob, unverified."""
-
-    manifest: SealedManifest
-    others: tuple[Descriptor, ...]
-    parts: Callable[[Descriptor], Iterator[bytes]]
-    has: Callable[[Descriptor], bool]
-    #: The manifest of the ordinary image that an indexed one is of, if it is there.
-    subject: dict[str, Any] | None = None
-
-    @property
-    def data_bytes(self) -> int:
-        """How much is read to have all data."""
-        if self.subject is None:
-            return self.manifest.data_bytes
-        layers = descriptors(self.subject, "layers", "the subject")
-        return sum(one.size for one in layers)
-
-
 def check_image(
     name: Name,
     access: RegistryAccess,
     *,
     directory: Path | None = None,
     with_btrfs_check: bool = True,
-    expect: Progress = lambda total: None,
-    progress: Progress = lambda count: None,
-    say: Callable[[str], object] = lambda text: None,
+    task: Task = SILENT,
 ) -> CheckReport:
     """Verify all of a sealed image of a layout or a registry. The kernel sees nothing
     of it, and no privileges are needed.
 
     The temporary file is below ``directory`` ($TMPDIR, or /tmp); it takes what metadata
-    and data take. ``expect`` is called with the number of bytes to read. Raises
-    UsageError, RegistryError, CapabilityError, and BtrfsUblkError when there is no room
-    for the file; what is wrong with the image is in the report instead.
+    and data take. ``task`` shows how many bytes were read. Raises UsageError,
+    RegistryError, CapabilityError, and BtrfsUblkError when there is no room for the
+    file; what is wrong with the image is in the report instead.
     """
     if with_btrfs_check:
         require(BTRFS_PROGS)
     report = CheckReport(str(name))
     with (
         report.noting("manifest"),
-        _checking(name, access, report, directory, expect, progress, say) as check,
+        _checking(name, access, report, directory, task) as check,
         putting_together(directory),
     ):
         check.run(with_btrfs_check)
@@ -163,16 +141,13 @@ def assembled_image(
     access: RegistryAccess,
     *,
     directory: Path | None = None,
-    expect: Progress = lambda total: None,
-    progress: Progress = lambda count: None,
+    task: Task = SILENT,
 ) -> Iterator[AssembledImage]:
     """Put a sealed image together in a temporary file, which ends with the data, after
     all of it was compared with its digests. Arguments and errors are those of
     check_image(); InvalidImageError says what is wrong with the image first."""
     report = CheckReport(str(name))
-    with _checking(
-        name, access, report, directory, expect, progress, lambda text: None
-    ) as check:
+    with _checking(name, access, report, directory, task) as check:
         with putting_together(directory):
             found = check.put_together(with_data=True)
             if found is None or not report.clean:
@@ -188,19 +163,29 @@ def _checking(
     access: RegistryAccess,
     report: CheckReport,
     directory: Path | None,
-    expect: Progress,
-    progress: Progress,
-    say: Callable[[str], object],
+    task: Task,
 ) -> Iterator[_Check]:
     if directory is not None and not directory.is_dir():
         raise UsageError(f"{directory} is no directory", hint=_DIRECTORY_HINT)
-    with _opened(name, access) as image, ExitStack() as stack:
-        report.digest = image.manifest.digest
-        others_bytes = sum(one.size for one in image.others)
-        expect(image.manifest.pack.size + image.data_bytes + others_bytes)
+    with (
+        opened_sealed(name, access) as (place, manifest, data),
+        ExitStack() as stack,
+    ):
+        report.digest = manifest.digest
+        subject = None
+        # A layout may have an index without the image that it is of.
+        if (one := manifest.subject) is not None and (
+            not isinstance(place, Layout) or place.has(one)
+        ):
+            subject = parse_document(place.read(one), one.digest)
+        known = {manifest.pack, manifest.data}
+        blobs = blobs_of(parse_document(data, manifest.digest), manifest.digest)
+        others = [one for one in blobs if one not in known]
         with putting_together(directory):
             work = stack.enter_context(tempdir(parent=directory))
-        yield _Check(image, report, work, progress, say)
+        check = _Check(place, manifest, others, subject, report, work, task)
+        task.expect(check.total_bytes)
+        yield check
 
 
 @contextmanager
@@ -216,43 +201,27 @@ def putting_together(directory: Path | None) -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def _opened(name: Name, access: RegistryAccess) -> Iterator[_Opened]:
-    if isinstance(name, LayoutName):
-        layout, manifest, data = open_sealed(name)
-        others, subject = _others(data, manifest), None
-        if manifest.subject is not None and layout.has(manifest.subject):
-            subject = parse_document(layout.read(manifest.subject), str(name))
-        yield _Opened(manifest, others, layout.parts, layout.has, subject)
-        return
-    with open_repository(name, access) as repository:
-        _, data, manifest = look_up(name, repository)
-        others, subject = _others(data, manifest), None
-        if manifest.subject is not None:
-            document = repository.document(manifest.subject.digest)
-            subject = parse_document(document.data, document.digest)
-
-        def has(one: Descriptor) -> bool:
-            return repository.has_blob(one.digest)
-
-        yield _Opened(manifest, others, repository.parts, has, subject)
-
-
-def _others(data: bytes, manifest: SealedManifest) -> tuple[Descriptor, ...]:
-    known = {manifest.pack.digest, manifest.data.digest if manifest.data else None}
-    blobs = blobs_of(parse_document(data, manifest.digest), manifest.digest)
-    return tuple(one for one in blobs if one.digest not in known)
-
-
 @dataclass(frozen=True)
 class _Check:
-    """``work`` is a directory of ours."""
+    """``others`` are the blobs of the image besides the pack and the data. ``subject``
+    is the manifest of the ordinary image that an indexed one is of, if it is there.
+    ``work`` is a directory of ours."""
 
-    image: _Opened
+    place: Layout | Repository
+    manifest: SealedManifest
+    others: Sequence[Descriptor]
+    subject: Mapping[str, Any] | None
     report: CheckReport
     work: Path
-    progress: Progress
-    say: Callable[[str], object]
+    task: Task
+
+    @property
+    def total_bytes(self) -> int:
+        """How much is read."""
+        blobs = [self.manifest.pack, *self.others]
+        if self.subject is not None:
+            blobs += descriptors(self.subject, "layers", "the subject")
+        return self.manifest.data_bytes + sum(one.size for one in blobs)
 
     @property
     def whole(self) -> Path:
@@ -264,7 +233,7 @@ class _Check:
         if found is None:
             return
         header, _ = found
-        self.say("check the file system")
+        self.task.say("check the file system")
         self._compare(self.whole, header)
         self.report.btrfs_check = "left out: --no-btrfs-check was given"
         if with_btrfs_check:
@@ -274,7 +243,7 @@ class _Check:
         """Verify all by digests, and write metadata, and perhaps data, to their places
         in a file. Returns None when there is no pack that can be used, or layers that
         have the data are missing."""
-        for one in self.image.others:
+        for one in self.others:
             for _ in self._verified(one, "blob"):
                 pass
         found = self._unpack(self.whole)
@@ -282,12 +251,12 @@ class _Check:
             self._hash_data()
             return None
         header, digests = found
-        manifest = self.image.manifest
+        manifest = self.manifest
         with self.report.noting("pack"):
             indexed = manifest.subject is not None
             check_data(header, manifest.data_bytes, indexed=indexed)
-            if self.image.subject is not None:
-                check_subject(header, self.image.subject, "the image that it is of")
+            if self.subject is not None:
+                check_subject(header, self.subject, "the image that it is of")
         if self._lacks_layers(header):
             return None
         if with_data:
@@ -298,7 +267,7 @@ class _Check:
     def _lacks_layers(self, header: PackHeader) -> bool:
         """Add the layers of an indexed image that are missing. All of their units would
         be wrong, and much of what ``btrfs check`` compares."""
-        found = [x for x in header.sources if not self.image.has(layer_blob(x))]
+        found = [x for x in header.sources if not self.place.has(layer_blob(x))]
         for source in found:
             self.report.add(
                 f"layer {source.layer}",
@@ -322,7 +291,7 @@ class _Check:
                 wanted = part[: one.size - size_bytes]
                 size_bytes += len(part)
                 found.update(wanted)
-                self.progress(len(wanted))
+                self.task.advance(len(wanted))
                 yield wanted
                 if size_bytes > one.size:
                     raise InvalidImageError(f"it has more than {one.size} bytes")
@@ -335,7 +304,7 @@ class _Check:
 
     def _parts(self, one: Descriptor) -> Iterator[bytes]:
         try:
-            yield from self.image.parts(one)
+            yield from self.place.parts(one)
         except RegistryError as error:
             if error.status not in _LACKING:
                 raise
@@ -344,7 +313,7 @@ class _Check:
     def _unpack(self, whole: Path) -> tuple[PackHeader, Digests] | None:
         pack, before = self.work / "pack", self.report.problem_count
         with open(pack, "xb") as file:
-            for part in self._verified(self.image.manifest.pack, "pack"):
+            for part in self._verified(self.manifest.pack, "pack"):
                 file.write(part)
         if self.report.problem_count == before:
             with self.report.noting("pack"):
@@ -355,7 +324,7 @@ class _Check:
 
     def _hash_data(self) -> None:
         """Without the pack, only the digest of all data is known."""
-        if (data := self.image.manifest.data) is not None:
+        if (data := self.manifest.data) is not None:
             for _ in self._verified(data, "data"):
                 pass
 
@@ -376,7 +345,7 @@ class _Check:
         self, header: PackHeader, digests: Digests, whole: Path | None
     ) -> None:
         """Compare each unit, and write it to its place, right or wrong."""
-        report, data = self.report, self.image.manifest.data
+        report, data = self.report, self.manifest.data
         report.data_bytes = header.data_bytes
         report.units = len(digests.units) // DIGEST_BYTES
         fd = None if whole is None else os.open(whole, os.O_WRONLY | os.O_CLOEXEC)

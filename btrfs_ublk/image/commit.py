@@ -30,13 +30,14 @@ from btrfs_ublk.image.documents import (
     manifests_of,
     parse_document,
     parse_sealed_manifest,
+    platform_in,
     to_bytes,
 )
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import next_chain_id
 from btrfs_ublk.image.reference import DEFAULT_TAG, LayoutName, Name, Reference
 from btrfs_ublk.image.source import read_config
-from btrfs_ublk.image.transfer import fetch_blob, open_repository
+from btrfs_ublk.image.transfer import bring, open_image, open_place, open_repository
 from btrfs_ublk.kernel.temporary import tempdir
 
 _OCI_LAYER = "application/vnd.oci.image.layer.v1.tar+"
@@ -79,23 +80,8 @@ def find_base(
 ) -> BaseImage:
     """Return the ordinary image of a name whose layers begin with those of these chain
     IDs. Raises UsageError when there is none, RegistryError, InvalidImageError."""
-    if isinstance(name, LayoutName):
-        layout = Layout.opened(name.path)
-        top = layout.find(name.tag)
-        found = _find(
-            name, chain_ids, top.media_type, layout.read(top), layout.read, layout.read
-        )
-    else:
-        with open_repository(name, access) as repository:
-            document = repository.document(name.version)
-            found = _find(
-                name,
-                chain_ids,
-                document.media_type,
-                document.data,
-                lambda one: repository.document(one.digest).data,
-                repository.get_blob,
-            )
+    with open_image(name, access) as (place, one, data):
+        found = _find(name, chain_ids, one.media_type, data, place.read)
     if found is None:
         raise UsageError(
             f"{name} has no ordinary image with the layers that this volume is of",
@@ -112,15 +98,12 @@ def _find(
     media_type: str,
     data: bytes,
     read: Callable[[Descriptor], bytes],
-    read_blob: Callable[[Descriptor], bytes],
 ) -> BaseImage | None:
     document = parse_document(data, str(name))
     if is_index(document):
         for one in manifests_of(document, str(name), read):
             if one.media_type in MANIFESTS and not one.is_sealed:
-                found = _find(
-                    name, chain_ids, one.media_type, read(one), read, read_blob
-                )
+                found = _find(name, chain_ids, one.media_type, read(one), read)
                 if found is not None:
                     return found
         return None
@@ -135,11 +118,11 @@ def _find(
                 hint="push the index to that image (image push), bring that up, and "
                 "commit a fork of it",
             ) from error
-        return _find(name, chain_ids, subject.media_type, below, read, read_blob)
+        return _find(name, chain_ids, subject.media_type, below, read)
     # What is no image for a machine, as an attestation, has another config.
     with suppress(InvalidImageError):
         config_blob, *layers = blobs_of(document, str(name))
-        config_data = read_blob(config_blob)
+        config_data = read(config_blob)
         config, diff_ids = read_config(config_data, str(name))
         chain: list[str] = []
         for diff_id in diff_ids[: len(chain_ids)]:
@@ -283,9 +266,9 @@ def _add_documents(
         "config": dict(config_blob.raw),
         "layers": [*layers, dict(layer.raw)],
     }
-    keys = ("os", "architecture", "variant")
-    platform = {key: config[key] for key in keys if key in config}
-    manifest = layout.add(base.media_type, to_bytes(document), platform=platform)
+    manifest = layout.add(
+        base.media_type, to_bytes(document), platform=platform_in(config)
+    )
     return manifest, config_blob
 
 
@@ -309,16 +292,9 @@ def _copy(
     progress: Callable[[int], object],
 ) -> None:
     """Have these blobs of the base in a layout."""
-    if isinstance(base.name, LayoutName):
-        other = Layout.opened(base.name.path)
+    with open_place(base.name, access) as place:
         for one in blobs:
-            layout.copy(one, other)
-            progress(one.size)
-        return
-    with open_repository(base.name, access) as repository:
-        for one in blobs:
-            if not layout.has(one):
-                fetch_blob(layout, repository, one, progress=progress)
+            bring(layout, one, place, progress)
 
 
 def _push(
@@ -342,11 +318,11 @@ def _push(
         missing = [
             one
             for one in base.layers
-            if not repository.has_blob(one.digest)
+            if not repository.has(one)
             and not (other and repository.mount(one.digest, other))
         ]
         _copy(base, base_access, layout, missing, lambda count: None)
-        sent = [one for one in (*missing, *new) if not repository.has_blob(one.digest)]
+        sent = [one for one in (*missing, *new) if not repository.has(one)]
         for one in sent:
             repository.upload(one, layout.check(one), progress)
         version = target.tag or manifest.digest

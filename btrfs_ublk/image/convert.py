@@ -36,6 +36,7 @@ from btrfs_ublk.image.documents import (
     descriptors,
     is_index,
     parse_document,
+    platform_in,
     sealed_in,
     to_bytes,
 )
@@ -251,9 +252,7 @@ def _with_platform(one: Descriptor, repository: Repository) -> Descriptor:
         return one
     blob, *_ = blobs_of(manifest, one.digest)
     config, _ = read_config(repository.get_blob(blob), one.digest)
-    keys = ("os", "architecture", "variant")
-    platform = {key: config[key] for key in keys if key in config}
-    return replace(one, raw={**one.raw, "platform": platform})
+    return replace(one, raw={**one.raw, "platform": platform_in(config)})
 
 
 @contextmanager

@@ -10,8 +10,9 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from btrfs_ublk.content.platforms import (
@@ -85,6 +86,11 @@ class InvalidImageError(BtrfsUblkError):
 
 def digest_of(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def digest_of_file(path: Path) -> str:
+    with open(path, "rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
 @dataclass(frozen=True)
@@ -285,6 +291,37 @@ def choose_platform(
 def to_bytes(document: Mapping[str, Any]) -> bytes:
     """Write a document of ours: the same each time."""
     return json.dumps(document, indent=1).encode()
+
+
+def write_index(manifests: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return an index of descriptors."""
+    listed = [dict(each) for each in manifests]
+    return to_bytes({"schemaVersion": 2, "mediaType": INDEX, "manifests": listed})
+
+
+def parse_index(data: bytes, where: str) -> list[Descriptor]:
+    """Return what an index lists. Raises InvalidImageError."""
+    return descriptors(parse_document(data, where), "manifests", where)
+
+
+def tagged(index: Iterable[Descriptor], tag: str) -> Descriptor | None:
+    """Return what has a name in the index of a layout."""
+    return next((one for one in index if one.annotations.get(TAG) == tag), None)
+
+
+def retagged(index: Iterable[Descriptor], one: Descriptor | None, tag: str) -> bytes:
+    """Return the index of a layout in which only ``one``, if any, has a name."""
+    manifests = [each.raw for each in index if each.annotations.get(TAG) != tag]
+    if one is not None:
+        annotations = {**one.annotations, TAG: tag}
+        manifests.append({**one.raw, "annotations": annotations})
+    return write_index(manifests)
+
+
+def platform_in(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the config of an image says of its platform, as descriptors do."""
+    keys = ("os", "architecture", "variant")
+    return {key: config[key] for key in keys if key in config}
 
 
 @dataclass(frozen=True, kw_only=True)

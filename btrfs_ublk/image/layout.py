@@ -7,7 +7,6 @@ Names of files are digests, so a file that is there is complete: it gets its nam
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import shutil
@@ -32,11 +31,14 @@ from btrfs_ublk.image.documents import (
     InvalidImageError,
     describe,
     describe_blob,
-    descriptors,
     digest_of,
+    digest_of_file,
     is_index,
     parse_document,
-    to_bytes,
+    parse_index,
+    retagged,
+    tagged,
+    write_index,
 )
 from btrfs_ublk.image.reference import LayoutName, Reference, check_digest, check_tag
 from btrfs_ublk.image.repository import (
@@ -209,15 +211,9 @@ class Layout:
     def parts(self, one: Descriptor) -> Iterator[bytes]:
         """Yield what there is of a blob, unverified. Raises InvalidImageError."""
         path = self.blob(one.digest)
-        try:
-            with open(path, "rb") as file:
-                while part := file.read(_COPY_BYTES):
-                    yield part
-        except OSError as error:
-            raise InvalidImageError(
-                f"cannot read {path}: {error.strerror}",
-                hint="copy the image again, with all its blobs",
-            ) from error
+        with _reading(path), open(path, "rb") as file:
+            while part := file.read(_COPY_BYTES):
+                yield part
 
     def read(self, one: Descriptor) -> bytes:
         """Return a document or a small blob, verified. Raises InvalidImageError."""
@@ -231,19 +227,18 @@ class Layout:
             raise _not_its_digest(path, digest_of(data))
         return data
 
-    def verify(
-        self, one: Descriptor, progress: Callable[[int], object] = lambda count: None
-    ) -> Path:
+    def verify(self, one: Descriptor) -> Path:
         """Return the path of a blob whose content was verified."""
         path = self.check(one)
-        found = hashlib.sha256()
-        for part in self.parts(one):
-            found.update(part)
-            progress(len(part))
-        digest = f"sha256:{found.hexdigest()}"
+        with _reading(path):
+            digest = digest_of_file(path)
         if digest != one.digest:
             raise _not_its_digest(path, digest)
         return path
+
+    def get_file(self, one: Descriptor, _new: Path) -> Path:
+        """As Repository.get_file(): what is here needs no new file."""
+        return self.verify(one)
 
     def add(self, media_type: str, data: bytes, **more: Any) -> Descriptor:
         """Add a document or a small blob; ``more`` are keys of its descriptor."""
@@ -266,14 +261,9 @@ class Layout:
 
     def take(self, path: Path, media_type: str) -> Descriptor:
         """Add a file by moving it here, from the same file system."""
-        found = hashlib.sha256()
-        size_bytes = 0
         with _writing(self.path):
-            with open(path, "rb") as file:
-                while part := file.read(_COPY_BYTES):
-                    found.update(part)
-                    size_bytes += len(part)
-            one = describe_blob(media_type, f"sha256:{found.hexdigest()}", size_bytes)
+            size_bytes = path.stat().st_size
+            one = describe_blob(media_type, digest_of_file(path), size_bytes)
             path.chmod(0o644)
             path.rename(self.blob(one.digest))
         self._unsynced.add(self.blob(one.digest))
@@ -308,11 +298,11 @@ class Layout:
             return []
         except OSError as error:
             raise BtrfsUblkError(f"{where}: {error.strerror}") from error
-        return descriptors(parse_document(data, where), "manifests", where)
+        return parse_index(data, where)
 
     def tagged(self, tag: str) -> Descriptor | None:
         """Return the image of that name. Raises InvalidImageError."""
-        return next((x for x in self.images() if x.annotations.get(TAG) == tag), None)
+        return tagged(self.images(), tag)
 
     def tag(self, one: Descriptor | None, tag: str) -> None:
         """Name an image in index.json; another one of that name loses it. With None, no
@@ -322,15 +312,8 @@ class Layout:
             for path in (*self._unsynced, blobs / "sha256", blobs):
                 sync(path)
             self._unsynced.clear()
-            others = [x for x in self.images() if x.annotations.get(TAG) != tag]
-            manifests = [dict(each.raw) for each in others]
-            if one is not None:
-                annotations = {**one.annotations, TAG: tag}
-                manifests.append(dict(one.raw) | {"annotations": annotations})
-            index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}
-            write_new(
-                self._index, to_bytes(index), mode=0o644, replace=True, synced=True
-            )
+            index = retagged(self.images(), one, tag)
+            write_new(self._index, index, mode=0o644, replace=True, synced=True)
 
     def find(self, tag: str | None) -> Descriptor:
         """Return the image of a tag, or the only one. Raises UsageError."""
@@ -354,6 +337,17 @@ def _not_its_digest(path: Path, digest: str) -> InvalidImageError:
         f"{path} has the content {digest}: it was changed, or is damaged",
         hint="remove it, and copy the image again",
     )
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InvalidImageError(
+            f"cannot read {path}: {error.strerror}",
+            hint="copy the image again, with all its blobs",
+        ) from error
 
 
 @contextmanager
@@ -433,16 +427,14 @@ class StoredLayout(Repository):
         found = self._files.read(INDEX_NAME)
         if found is None:
             return [], None
-        data, version = found
-        where = f"{self.place}/{INDEX_NAME}"
-        return descriptors(parse_document(data, where), "manifests", where), version
+        return parse_index(found[0], f"{self.place}/{INDEX_NAME}"), found[1]
 
     def document(self, version: str) -> Document:
         """As Repository.document()."""
         digest, media_type = version, None
         if not version.startswith("sha256:"):
             images, _ = self._images()
-            one = next((x for x in images if x.annotations.get(TAG) == version), None)
+            one = tagged(images, version)
             if one is None:
                 raise self._lacks(version, images)
             digest, media_type = one.digest, one.media_type
@@ -490,11 +482,11 @@ class StoredLayout(Repository):
 
     def has_document(self, version: str) -> bool:
         if version.startswith("sha256:"):
-            return self.has_blob(version)
+            return self._files.has(blob_name(version))
         return version in self.tags()
 
-    def has_blob(self, digest: str) -> bool:
-        return self._files.has(blob_name(digest))
+    def has(self, one: Descriptor) -> bool:
+        return self._files.has(blob_name(one.digest))
 
     def put_document(self, version: str, media_type: str, data: bytes) -> bool:
         """As Repository.put_document(). A tag is put into index.json, beside what
@@ -511,37 +503,24 @@ class StoredLayout(Repository):
         tag = subject.replace(":", "-")
 
         def listed(images: list[Descriptor]) -> Descriptor:
-            before = next((x for x in images if x.annotations.get(TAG) == tag), None)
+            before = tagged(images, tag)
             found = self._listed(before.digest) if before is not None else []
-            others = [dict(x.raw) for x in found if x.digest != one.digest]
-            document = {
-                "schemaVersion": 2,
-                "mediaType": INDEX,
-                "manifests": [*others, dict(one.raw)],
-            }
-            self._written().write(
-                blob_name(digest_of(to_bytes(document))), to_bytes(document)
-            )
-            return describe(INDEX, to_bytes(document))
+            others = [x.raw for x in found if x.digest != one.digest]
+            data = write_index([*others, one.raw])
+            self._written().write(blob_name(digest_of(data)), data)
+            return describe(INDEX, data)
 
         self._tag(tag, listed)
 
     def _listed(self, digest: str) -> list[Descriptor]:
-        data = self.document(digest).data
-        return descriptors(parse_document(data, digest), "manifests", digest)
+        return parse_index(self.document(digest).data, digest)
 
     def _tag(self, tag: str, make: Callable[[list[Descriptor]], Descriptor]) -> None:
         """Name what ``make`` makes of the images that are there."""
         for _ in range(_MAX_CHANGES):
             images, version = self._images()
-            manifest = dict(make(images).raw) | {"annotations": {TAG: tag}}
-            others = [x for x in images if x.annotations.get(TAG) != tag]
-            index = {
-                "schemaVersion": 2,
-                "mediaType": INDEX,
-                "manifests": [*(dict(each.raw) for each in others), manifest],
-            }
-            if self._written().replace(INDEX_NAME, to_bytes(index), version):
+            index = retagged(images, make(images), tag)
+            if self._written().replace(INDEX_NAME, index, version):
                 return
             time.sleep(random.uniform(0, _PAUSE_S))
         raise BtrfsUblkError(

@@ -36,6 +36,7 @@ from btrfs_ublk.image.documents import (
     ordinary_images,
     parse_document,
     parse_sealed_manifest,
+    platform_in,
     sealed_in,
 )
 from btrfs_ublk.image.layout import Layout
@@ -109,14 +110,25 @@ def open_sealed(name: LayoutName) -> tuple[Layout, SealedManifest, bytes]:
     return layout, parse_sealed_manifest(data, str(name)), data
 
 
+@contextmanager
+def opened_sealed(
+    name: Name, access: RegistryAccess
+) -> Iterator[tuple[Layout | Repository, SealedManifest, bytes]]:
+    """Open what holds a sealed image, to read; see open_sealed(), look_up()."""
+    if isinstance(name, LayoutName):
+        yield open_sealed(name)
+        return
+    with open_repository(name, access) as repository:
+        _, data, manifest = look_up(name, repository)
+        yield repository, manifest, data
+
+
 def look_up(
     reference: Reference, repository: Repository
 ) -> tuple[Document, bytes, SealedManifest]:
     """Return what a reference names, and the manifest of the sealed image in it. Where
     it has none, that of an indexed image is taken which refers to the ordinary one."""
-    document, candidates = _candidates(
-        reference, repository, lambda one: repository.document(one.digest).data
-    )
+    document, candidates = _candidates(reference, repository, repository.read)
     return document, *candidates[0]
 
 
@@ -150,9 +162,7 @@ def _find_indexed(
     subject, where = document.digest, str(reference)
     parsed = parse_document(document.data, where)
     if is_index(parsed):
-        manifests = manifests_of(
-            parsed, where, lambda one: repository.document(one.digest).data
-        )
+        manifests = manifests_of(parsed, where, repository.read)
         subject = choose_platform(manifests, None, where).digest
     found = [
         each
@@ -294,7 +304,7 @@ def pulling(
         document, candidates = _candidates(
             reference,
             repository,
-            lambda one: embedded(one) or repository.document(one.digest).data,
+            lambda one: embedded(one) or repository.read(one),
         )
 
         # Who may write to the repository can add what refers to an image of it, so what
@@ -376,9 +386,8 @@ class ImageReport:
 
     @property
     def platform(self) -> str:
-        keys = ("os", "architecture", "variant")
-        config = self.header.config
-        return "/".join(str(config[key]) for key in keys if config.get(key)) or "-"
+        parts = platform_in(self.header.config).values()
+        return "/".join(str(part) for part in parts if part) or "-"
 
     def to_dict(self) -> dict[str, Any]:
         """What fits in JSON."""
@@ -405,15 +414,9 @@ def inspect_image(name: Name, access: RegistryAccess) -> ImageReport:
     Raises UsageError, RegistryError, InvalidImageError, InvalidPackError."""
     from btrfs_ublk.image.pack import read_header
 
-    if isinstance(name, LayoutName):
-        layout, manifest, _ = open_sealed(name)
-        header = read_header(layout.verify(manifest.pack))
-        return ImageReport(str(name), manifest, header)
     with (
-        open_repository(name, access) as repository,
+        opened_sealed(name, access) as (place, manifest, _),
         tempfile.TemporaryDirectory() as new,
     ):
-        _, _, manifest = look_up(name, repository)
-        pack = Path(new, "pack")
-        repository.download(manifest.pack, pack)
+        pack = place.get_file(manifest.pack, Path(new, "pack"))
         return ImageReport(str(name), manifest, read_header(pack))

@@ -21,9 +21,8 @@ from btrfs_ublk.image.documents import (
     MANIFESTS,
     Descriptor,
     InvalidImageError,
-    descriptors,
     digest_of,
-    parse_document,
+    parse_index,
 )
 from btrfs_ublk.image.reference import Reference
 from btrfs_ublk.image.repository import (
@@ -131,8 +130,8 @@ class RegistryRepository(Repository):
     def has_document(self, version: str) -> bool:
         return self._exists(f"manifests/{version}", {"Accept": _ACCEPT})
 
-    def has_blob(self, digest: str) -> bool:
-        return self._exists(f"blobs/{digest}", {})
+    def has(self, one: Descriptor) -> bool:
+        return self._exists(f"blobs/{one.digest}", {})
 
     def _exists(self, path: str, headers: dict[str, str]) -> bool:
         # NB: who is sent elsewhere has an answer. There, a signature for GET counts.
@@ -196,7 +195,7 @@ class RegistryRepository(Repository):
                     return None
                 data = bounded(response, where)
                 path = response.next_link
-            found += descriptors(parse_document(data, where), "manifests", where)
+            found += parse_index(data, where)
             if path is None:
                 break
             path = connection.url(path)

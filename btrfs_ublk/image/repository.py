@@ -19,10 +19,9 @@ from btrfs_ublk.image.documents import (
     MAX_DOCUMENT_BYTES,
     Descriptor,
     InvalidImageError,
-    descriptors,
     digest_of,
-    parse_document,
-    to_bytes,
+    parse_index,
+    write_index,
 )
 from btrfs_ublk.image.transport import Answer, NoAnswer
 
@@ -70,7 +69,8 @@ class Repository(ABC):
     def has_document(self, version: str) -> bool: ...
 
     @abstractmethod
-    def has_blob(self, digest: str) -> bool: ...
+    def has(self, one: Descriptor) -> bool:
+        """Whether a blob is there."""
 
     @abstractmethod
     def put_document(self, version: str, media_type: str, data: bytes) -> bool:
@@ -112,8 +112,7 @@ class Repository(ABC):
         # GitLab takes the tag for the digest, and has the subject itself there.
         if found.media_type != INDEX or found.digest == digest:
             return []
-        where = f"{self.place}:{tag}"
-        return descriptors(parse_document(found.data, where), "manifests", where)
+        return parse_index(found.data, f"{self.place}:{tag}")
 
     def put_referrer(self, one: Descriptor, subject: str, data: bytes) -> None:
         """Store a manifest that refers to another one, so that referrers() has it as
@@ -122,12 +121,12 @@ class Repository(ABC):
             return
         # NB: two that do this at once may lose one; the specification has no lock.
         others = [x for x in self._referrers_by_tag(subject) if x.digest != one.digest]
-        index = {
-            "schemaVersion": 2,
-            "mediaType": INDEX,
-            "manifests": [dict(each.raw) for each in (*others, one)],
-        }
-        self.put_document(subject.replace(":", "-"), INDEX, to_bytes(index))
+        index = write_index(each.raw for each in (*others, one))
+        self.put_document(subject.replace(":", "-"), INDEX, index)
+
+    def read(self, one: Descriptor) -> bytes:
+        """Return a document or a small blob, verified."""
+        return self.document(one.digest).data if one.is_document else self.get_blob(one)
 
     def get_blob(self, one: Descriptor) -> bytes:
         """Return a small blob, verified."""
@@ -170,6 +169,11 @@ class Repository(ABC):
         if digest != one.digest:
             path.unlink()
             raise self._is_another(one, digest)
+
+    def get_file(self, one: Descriptor, new: Path) -> Path:
+        """Return a file of a blob, verified: ``new``, which is made."""
+        self.download(one, new)
+        return new
 
     def _download_by_cache(self, _one: Descriptor, _path: Path) -> bool:
         """Get all of a blob from a cache, verified. Returns whether one had it."""

@@ -27,12 +27,13 @@ from btrfs_ublk.image.documents import (
     is_index,
     manifests_of,
     parse_document,
+    platform_in,
 )
 from btrfs_ublk.image.layout import Layout, blob_name
 from btrfs_ublk.image.pack import next_chain_id
-from btrfs_ublk.image.reference import LayoutName, Name, Reference, check_digest
-from btrfs_ublk.image.repository import Document
-from btrfs_ublk.image.transfer import fetch_into, open_repository
+from btrfs_ublk.image.reference import Name, check_digest
+from btrfs_ublk.image.repository import Progress, no_progress
+from btrfs_ublk.image.transfer import bring, open_image
 
 _SEALED_HINT = (
     "name the image that it was made of; a volume takes a sealed one as it is: "
@@ -58,8 +59,6 @@ _LAYERS = (
 )
 
 _NOTHING = Path("/dev/null")
-
-Progress = Callable[[int], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,19 +93,26 @@ def open_source(
     access: RegistryAccess,
     *,
     platform: str | None = None,
-    progress: Progress = lambda count: None,
+    progress: Progress = no_progress,
 ) -> OpenedSource:
     """Return what a source consists of. The blobs of an image are copied to ``layout``
     before, verified. Raises UsageError, RegistryError, InvalidImageError."""
-    match source:
-        case Path():
-            return open_path(source)
-        case Reference():
-            manifest, was_chosen = _fetch(source, layout, access, platform, progress)
-        case LayoutName():
-            manifest, was_chosen = _copy(source, layout, platform, progress)
+    if isinstance(source, Path):
+        return open_path(source)
+    where = str(source)
+    with open_image(source, access) as (place, one, data):
+        was_chosen = is_index(document := parse_document(data, where))
+        about = one
+        if was_chosen:
+            about = _choose(document, platform, where, place.read)
+            data = place.read(about)
+            document = parse_document(data, where)
+        _check_ordinary(document, where, place.has)
+        for blob in blobs_of(document, about.digest):
+            bring(layout, blob, place, progress)
+        made = layout.add(about.media_type, data)
     wanted = wanted_platforms(platform) if was_chosen else None
-    return _open_image(layout, manifest, source, wanted)
+    return _open_image(layout, _with_platform(made, about.raw), where, wanted)
 
 
 def open_path(path: Path) -> OpenedSource:
@@ -119,71 +125,25 @@ def open_path(path: Path) -> OpenedSource:
     )
 
 
-def _fetch(
-    source: Reference,
-    layout: Layout,
-    access: RegistryAccess,
-    platform: str | None,
-    progress: Progress,
-) -> tuple[Descriptor, bool]:
-    """Also returns whether it was chosen among the images of an index."""
-    with open_repository(source, access) as repository:
-        document = repository.document(source.version)
-        about: Mapping[str, Any] | None = None
-        parsed = parse_document(document.data, str(source))
-        if is_index(parsed):
-            chosen = _choose(
-                parsed,
-                platform,
-                source,
-                lambda one: repository.document(one.digest).data,
-            )
-            about = chosen.raw
-            document = repository.document(chosen.digest)
-        _check_ordinary(document, source, lambda one: repository.has_blob(one.digest))
-        one = fetch_into(layout, repository, document, progress=progress)
-    return _with_platform(one, about or {}), about is not None
-
-
-def _copy(
-    source: LayoutName, layout: Layout, platform: str | None, progress: Progress
-) -> tuple[Descriptor, bool]:
-    other = Layout.opened(source.path)
-    one = other.find(source.tag)
-    data = other.read(one)
-    parsed = parse_document(data, str(source))
-    if is_index(parsed):
-        one = _choose(parsed, platform, source, other.read)
-        data = other.read(one)
-    _check_ordinary(Document(one.digest, one.media_type, data), source, other.has)
-    for blob in blobs_of(parse_document(data, one.digest), one.digest):
-        layout.copy(blob, other)
-        progress(blob.size)
-    copied = _with_platform(layout.add(one.media_type, data), one.raw)
-    return copied, is_index(parsed)
-
-
 def _choose(
     index: Mapping[str, Any],
     platform: str | None,
-    source: object,
+    where: str,
     read: Callable[[Descriptor], bytes],
 ) -> Descriptor:
-    manifests = manifests_of(index, str(source), read)
+    manifests = manifests_of(index, where, read)
     if manifests and all(each.is_sealed for each in manifests):
-        raise UsageError(f"{source} is sealed only", hint=_SEALED_HINT)
-    return choose_platform(manifests, platform, str(source))
+        raise UsageError(f"{where} is sealed only", hint=_SEALED_HINT)
+    return choose_platform(manifests, platform, where)
 
 
 def _check_ordinary(
-    document: Document, source: object, has: Callable[[Descriptor], bool]
+    document: Mapping[str, Any], where: str, has: Callable[[Descriptor], bool]
 ) -> None:
     """Raise before anything large is fetched; ``has`` says whether a blob is there."""
-    where = str(source)
-    parsed = parse_document(document.data, where)
-    if parsed.get("artifactType") == ARTIFACT:
+    if document.get("artifactType") == ARTIFACT:
         raise UsageError(f"{where} is a sealed image already", hint=_SEALED_HINT)
-    for layer in descriptors(parsed, "layers", where):
+    for layer in descriptors(document, "layers", where):
         what = f"{where} has a layer of the type {layer.media_type!r}"
         if layer.media_type.endswith("+encrypted"):
             raise UsageError(
@@ -211,10 +171,9 @@ def _with_platform(one: Descriptor, about: Mapping[str, Any]) -> Descriptor:
 def _open_image(
     layout: Layout,
     manifest: Descriptor,
-    source: object,
+    where: str,
     wanted: Sequence[Platform] | None,
 ) -> OpenedSource:
-    where = str(source)
     document = parse_document(layout.read(manifest), where)
     config_blob, *layers = blobs_of(document, where)
     config, diff_ids = read_config(layout.read(config_blob), where)
@@ -230,9 +189,7 @@ def _open_image(
                 f"{where} has no image for {wanted[0]}",
                 hint=f"choose with --platform; there is: {found}",
             )
-        keys = ("os", "architecture", "variant")
-        platform = {key: config[key] for key in keys if key in config}
-        manifest = _with_platform(manifest, {"platform": platform})
+        manifest = _with_platform(manifest, {"platform": platform_in(config)})
     made = []
     chain_id: str | None = None
     for layer, diff_id in zip(layers, diff_ids, strict=True):

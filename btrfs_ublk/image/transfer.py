@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from btrfs_ublk.device.locks import lock_file
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
@@ -15,22 +16,22 @@ from btrfs_ublk.image.documents import (
     Descriptor,
     InvalidImageError,
     blobs_of,
+    describe,
     descriptors,
     digest_of,
     is_index,
     parse_document,
+    parse_index,
     parse_sealed_manifest,
 )
 from btrfs_ublk.image.layout import Layout, StoredLayout
-from btrfs_ublk.image.reference import Reference
-from btrfs_ublk.image.repository import Document, Repository
+from btrfs_ublk.image.reference import LayoutName, Name, Reference
+from btrfs_ublk.image.repository import Progress, Repository, no_progress
 from btrfs_ublk.units import format_size
 
 _MAX_DEPTH = 4
 #: How long a blob may take that another command fetches.
 _FETCH_TIMEOUT_S = 3600.0
-
-Progress = Callable[[int], object]
 
 
 def open_repository(
@@ -45,6 +46,32 @@ def open_repository(
     return StoredLayout(reference, access, writing=writing)
 
 
+@contextmanager
+def open_place(name: Name, access: RegistryAccess) -> Iterator[Layout | Repository]:
+    """Open what holds an image, to read. Raises UsageError."""
+    if isinstance(name, LayoutName):
+        yield Layout.opened(name.path)
+    else:
+        with open_repository(name, access) as repository:
+            yield repository
+
+
+@contextmanager
+def open_image(
+    name: Name, access: RegistryAccess
+) -> Iterator[tuple[Layout | Repository, Descriptor, bytes]]:
+    """Open what holds an image, to read. Yields it with the image's index or manifest,
+    verified. Raises UsageError, RegistryError, InvalidImageError."""
+    with open_place(name, access) as place:
+        if isinstance(place, Layout):
+            one = place.find(name.tag)
+            yield place, one, place.read(one)
+        else:
+            assert isinstance(name, Reference)
+            found = place.document(name.version)
+            yield place, describe(found.media_type, found.data), found.data
+
+
 @dataclass
 class Pushed:
     """What a push did. Sizes are bytes."""
@@ -54,17 +81,10 @@ class Pushed:
     uploaded_bytes: int = 0
     mounted: int = 0
     there: int = 0
-    _seen: set[str] = field(default_factory=set, repr=False)
 
     def to_dict(self) -> dict[str, str | int]:
-        """Return what is offered to other programs."""
-        return {
-            "digest": self.digest,
-            "uploaded": self.uploaded,
-            "uploaded_bytes": self.uploaded_bytes,
-            "mounted": self.mounted,
-            "there": self.there,
-        }
+        """Return what fits in JSON."""
+        return dict(vars(self))
 
     @property
     def summary(self) -> str:
@@ -74,15 +94,11 @@ class Pushed:
         )
 
 
-def walk(layout: Layout, one: Descriptor) -> Iterator[tuple[Descriptor, bytes | None]]:
+def walk(
+    layout: Layout, one: Descriptor, depth: int = 0
+) -> Iterator[tuple[Descriptor, bytes | None]]:
     """Yield all that an image in a layout consists of, each after what it names:
     documents with their bytes, blobs without. Raises InvalidImageError."""
-    yield from _walk(layout, one, 0)
-
-
-def _walk(
-    layout: Layout, one: Descriptor, depth: int
-) -> Iterator[tuple[Descriptor, bytes | None]]:
     if not one.is_document:
         layout.check(one)
         yield one, None
@@ -91,13 +107,12 @@ def _walk(
         raise InvalidImageError(f"{one.digest}: indexes are within indexes too deep")
     data = layout.read(one)
     document = parse_document(data, one.digest)
-    below = (
-        descriptors(document, "manifests", one.digest)
-        if is_index(document)
-        else list(blobs_of(document, one.digest))
-    )
+    if is_index(document):
+        below = iter(descriptors(document, "manifests", one.digest))
+    else:
+        below = blobs_of(document, one.digest)
     for each in below:
-        yield from _walk(layout, each, depth + 1)
+        yield from walk(layout, each, depth + 1)
     yield one, data
 
 
@@ -109,7 +124,7 @@ def push_image(
     *,
     mount_from: str | None = None,
     tagged: Callable[[bytes], bytes] = lambda document: document,
-    progress: Progress = lambda count: None,
+    progress: Progress = no_progress,
 ) -> Pushed:
     """Store an image of a layout in a registry, by the tag of ``target``. Blobs that
     are there, or in the repository ``mount_from`` of the same registry, are not sent.
@@ -120,24 +135,21 @@ def push_image(
     Raises UsageError when that is another one than its subject.
     """
     done = Pushed(one.digest)
-    is_indexed = one.raw.get("artifactType") == INDEXED
-    if is_indexed:
-        _check_subject(layout, one, target, repository)
+    subject = None
+    if one.raw.get("artifactType") == INDEXED:
+        subject = _check_subject(layout, one, target, repository)
+    seen = set()
     for each, data in list(walk(layout, one)):
-        if each.digest in done._seen:
+        if each.digest in seen:
             continue
-        done._seen.add(each.digest)
-        if data is not None and is_indexed:
-            subject = parse_sealed_manifest(data, each.digest).subject
-            assert subject is not None
-            repository.put_referrer(_as_referrer(one), subject.digest, data)
-            continue
-        if data is not None:
-            if each.digest != one.digest or target.tag is None:
-                repository.put_document(each.digest, each.media_type, data)
-            continue
-        _push_blob(layout, each, repository, mount_from, done, progress)
-    if target.tag is not None and not is_indexed:
+        seen.add(each.digest)
+        if data is None:
+            _push_blob(layout, each, repository, mount_from, done, progress)
+        elif subject is not None:
+            repository.put_referrer(_as_referrer(one), subject, data)
+        elif each.digest != one.digest or target.tag is None:
+            repository.put_document(each.digest, each.media_type, data)
+    if target.tag is not None and subject is None:
         document = tagged(layout.read(one))
         done.digest = digest_of(document)
         repository.put_document(target.tag, one.media_type, document)
@@ -146,21 +158,20 @@ def push_image(
 
 def _check_subject(
     layout: Layout, one: Descriptor, target: Reference, repository: Repository
-) -> None:
+) -> str:
+    """Return the digest of the image that an indexed one is of."""
     subject = parse_sealed_manifest(layout.read(one), one.digest).subject
     assert subject is not None
+    there: list[str] = []
     try:
         found = repository.document(target.version)
     except RegistryError as error:
         if error.status != 404:
             raise
-        there: list[str] = []
     else:
-        parsed = parse_document(found.data, str(target))
         there = [found.digest]
-        if is_index(parsed):
-            manifests = descriptors(parsed, "manifests", str(target))
-            there += [each.digest for each in manifests]
+        if is_index(parse_document(found.data, str(target))):
+            there += [each.digest for each in parse_index(found.data, str(target))]
     if subject.digest not in there:
         raise UsageError(
             f"{target} is not the image {subject.digest}, of which this is an index: "
@@ -168,6 +179,7 @@ def _check_subject(
             hint="push it to the repository and the tag that it was made of, or index "
             "that image anew: btrfs-ublk image index",
         )
+    return subject.digest
 
 
 def _as_referrer(one: Descriptor) -> Descriptor:
@@ -187,7 +199,7 @@ def _push_blob(
     done: Pushed,
     progress: Progress,
 ) -> None:
-    if repository.has_blob(one.digest):
+    if repository.has(one):
         done.there += 1
         progress(one.size)
     elif mount_from is not None and repository.mount(one.digest, mount_from):
@@ -203,21 +215,16 @@ def _push_blob(
         done.uploaded_bytes += one.size
 
 
-def fetch_into(
-    layout: Layout,
-    repository: Repository,
-    document: Document,
-    *,
-    wanted: Callable[[Descriptor], bool] = lambda one: True,
-    progress: Progress = lambda count: None,
-) -> Descriptor:
-    """Copy a manifest of a registry with its blobs into a layout, without naming it.
-    Raises RegistryError, InvalidImageError, OSError."""
-    parsed = parse_document(document.data, document.digest)
-    for one in blobs_of(parsed, document.digest):
-        if wanted(one) and not layout.has(one):
-            fetch_blob(layout, repository, one, progress=progress)
-    return layout.add(document.media_type, document.data)
+def bring(
+    layout: Layout, one: Descriptor, source: Layout | Repository, progress: Progress
+) -> None:
+    """Have a blob of an image in a layout. Raises RegistryError, InvalidImageError,
+    BtrfsUblkError, OSError."""
+    if isinstance(source, Layout):
+        layout.copy(one, source)
+        progress(one.size)
+    elif not layout.has(one):
+        fetch_blob(layout, source, one, progress=progress)
 
 
 def fetch_blob(
@@ -225,7 +232,7 @@ def fetch_blob(
     repository: Repository,
     one: Descriptor,
     *,
-    progress: Progress = lambda count: None,
+    progress: Progress = no_progress,
 ) -> None:
     """Copy a blob of a registry into a layout. Another command that fetches it is
     waited for. Raises RegistryError, BtrfsUblkError, OSError."""

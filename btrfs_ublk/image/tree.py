@@ -15,11 +15,12 @@ from urllib.parse import unquote_to_bytes
 from btrfs_ublk.base.capabilities import SparseFile, require
 from btrfs_ublk.base.helpers import READIMAGE, helper_path
 from btrfs_ublk.base.process import Child, spawn
+from btrfs_ublk.base.progress import SILENT, Task
 from btrfs_ublk.content.digests import DIGEST_BYTES, Digests
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, make_image
-from btrfs_ublk.image.check import Progress, assembled_image, putting_together
+from btrfs_ublk.image.check import assembled_image, putting_together
 from btrfs_ublk.image.documents import DATA_OFFSET, InvalidImageError
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import Layer, PackHeader
@@ -49,9 +50,7 @@ def export_image(
     *,
     layer: str | None = None,
     directory: Path | None = None,
-    expect: Progress = lambda total: None,
-    progress: Progress = lambda count: None,
-    say: Callable[[str], object] = lambda text: None,
+    task: Task = SILENT,
 ) -> ExportReport:
     """Write a sealed image as a tar, after all of it was compared with its digests: the
     tree after the layer with the chain ID ``layer``, or after the last. Equal trees
@@ -61,10 +60,8 @@ def export_image(
     check_image() raises, and BtrfsUblkError when ``out`` cannot be written.
     """
     helper = helper_path(READIMAGE)
-    with assembled_image(
-        name, access, directory=directory, expect=expect, progress=progress
-    ) as image:
-        say("write the tar")
+    with assembled_image(name, access, directory=directory, task=task) as image:
+        task.say("write the tar")
         chosen = _layer(image.header, layer)
         return _write(helper, image.whole, chosen, out)
 
@@ -179,9 +176,7 @@ def diff_images(
     take: Callable[[Difference], object],
     *,
     directory: Path | None = None,
-    expect: Progress = lambda total: None,
-    progress: Progress = lambda count: None,
-    say: Callable[[str], object] = lambda text: None,
+    task: Task = SILENT,
 ) -> DiffReport:
     """Compare two trees, those after the last layer of images, and have ``take`` take
     each difference, in the order of paths. A path is a directory or a tar.
@@ -190,23 +185,16 @@ def diff_images(
     build_image().
     """
     helper = helper_path(READIMAGE)
-    expected = 0
-
-    def expect_more(total: int) -> None:
-        nonlocal expected
-        expected += total
-        expect(expected)
-
     with ExitStack() as stack:
         trees = [
             stack.enter_context(
                 _packed(one, directory)
                 if isinstance(one, Path)
-                else _assembled(one, access, directory, expect_more, progress)
+                else _assembled(one, access, directory, task)
             )
             for one in (first, second)
         ]
-        say("compare")
+        task.say("compare")
         count = 0
         for difference in _differences(helper, *trees):
             count += 1
@@ -222,12 +210,9 @@ def _assembled(
     name: Name,
     access: RegistryAccess,
     directory: Path | None,
-    expect: Progress,
-    progress: Progress,
+    task: Task,
 ) -> Iterator[_Tree]:
-    with assembled_image(
-        name, access, directory=directory, expect=expect, progress=progress
-    ) as image:
+    with assembled_image(name, access, directory=directory, task=task) as image:
         subvolume = image.header.layers[-1].subvolume
         yield _Tree(image.whole, subvolume, image.digests)
 

@@ -85,9 +85,7 @@ def check(
             access,
             directory=directory,
             with_btrfs_check=not no_btrfs_check,
-            expect=task.expect,
-            progress=task.advance,
-            say=task.say,
+            task=task,
         )
     if as_json:
         click.echo(json.dumps(report.to_dict()))
@@ -154,9 +152,7 @@ def export(
                 out,
                 layer=layer,
                 directory=directory,
-                expect=task.expect,
-                progress=task.advance,
-                say=task.say,
+                task=task,
             )
     if report.remark:
         click.echo(f"btrfs-ublk: {report.remark}", err=True)
@@ -193,9 +189,7 @@ def diff(
             access,
             found.append,
             directory=directory,
-            expect=task.expect,
-            progress=task.advance,
-            say=task.say,
+            task=task,
         )
     if as_json:
         keys = vars(report) | {"differences": [one.to_dict() for one in found]}

@@ -33,7 +33,7 @@ from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image import connection
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.build import BuiltImage
-from btrfs_ublk.image.documents import InvalidImageError, describe
+from btrfs_ublk.image.documents import InvalidImageError, describe, describe_blob
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.policy import Policy, RefusedImageError, Rule
 from btrfs_ublk.image.pull import inspect_image, pull_image
@@ -155,8 +155,8 @@ def test_a_blob_is_there_if_the_registry_says_where(tmp_path: Path) -> None:
             target = Reference(f"127.0.0.1:{home.port}", "some/image", "app")
             access = RegistryAccess(docker_config=None, insecure=True)
             with open_repository(target, access, writing=True) as repository:
-                assert repository.has_blob(f"sha256:{'0' * 64}")
-                assert not repository.has_blob(gone)
+                assert repository.has(describe_blob("", f"sha256:{'0' * 64}", 1))
+                assert not repository.has(describe_blob("", gone, 1))
                 layout, one = Layout.made(tmp_path / "layout"), describe("x/y", b"x")
                 fetch_blob(layout, repository, one)
     assert layout.blob(one.digest).read_bytes() == b"x"
