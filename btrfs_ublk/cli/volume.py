@@ -79,8 +79,8 @@ def command() -> None:
         "trees",
         multiple=True,
         metavar="PATH=SOURCE",
-        help="A directory, and what lists its files: s3://BUCKET/PREFIX/, the index"
-        " of a web server, or a manifest. May be repeated.",
+        help="A directory, and what lists its files: s3://BUCKET/PREFIX/, or the"
+        " index of a web server. May be repeated.",
     ),
     click.option(
         "--url-file",

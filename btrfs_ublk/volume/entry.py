@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from math import isfinite
 from pathlib import Path, PurePosixPath
 from typing import Any, Self, TypeVar
@@ -306,10 +305,6 @@ def _knowledge(keys: dict[str, Any], what: str) -> SourceKeys:
     return found
 
 
-#: The names of files that are read as manifests, see read_manifest().
-MANIFESTS = ("*.meta4", "fetch.txt")
-
-
 class VolumeTree(VolumeFile):
     """A directory of a volume: its path, and the source that lists its files, as
     read_listing() takes it."""
@@ -321,7 +316,7 @@ class VolumeTree(VolumeFile):
             case {"kind": "s3", "bucket": str(), "key": str(key)}:
                 if key and not key.endswith("/"):
                     raise _no_tree(key)
-            case {"kind": "http", "url": text} | {"kind": "file", "path": text}:
+            case {"kind": "http", "url": text}:
                 tree_source(text)
             case _:
                 raise _no_tree(str(self.source))
@@ -332,8 +327,8 @@ class VolumeTree(VolumeFile):
 
 
 def tree_source(text: object) -> SourceKeys:
-    """Parse what a tree is listed by: s3://BUCKET/PREFIX/, http(s)://HOST/DIRECTORY/,
-    or the URL or path of a manifest. Raises UsageError."""
+    """Parse what a tree is listed by: s3://BUCKET/PREFIX/ or
+    http(s)://HOST/DIRECTORY/. Raises UsageError."""
     if not isinstance(text, str):
         raise _no_tree(str(text))
     scheme, colon, rest = text.partition("://")
@@ -345,26 +340,17 @@ def tree_source(text: object) -> SourceKeys:
             parts = urlsplit(text)
         except ValueError as error:
             raise UsageError(f"{text!r} is no URL: {error}") from error
-        is_index = parts.path.endswith("/") and not parts.query
-        if parts.hostname and (is_index or _is_manifest(parts.path)):
+        if parts.hostname and parts.path.endswith("/") and not parts.query:
             return {"kind": "http", "url": parts._replace(fragment="").geturl()}
-    elif not colon and _is_manifest(text):
-        return {"kind": "file", "path": os.path.abspath(text)}
     raise _no_tree(text)
 
 
 def _no_tree(text: str) -> UsageError:
     return UsageError(
         f"{text!r} lists no tree",
-        hint="s3://BUCKET/PREFIX/, http(s)://HOST/DIRECTORY/, or the path or URL of a "
-        f"manifest ({', '.join(MANIFESTS)}); of a directory, a tar or an image: "
-        "btrfs-ublk volume add-tree",
+        hint="s3://BUCKET/PREFIX/ or http(s)://HOST/DIRECTORY/; of a directory, a tar "
+        "or an image: btrfs-ublk volume add-tree",
     )
-
-
-def _is_manifest(path: str) -> bool:
-    name = path.rpartition("/")[2]
-    return any(fnmatchcase(name, pattern) for pattern in MANIFESTS)
 
 
 #: The kinds of sources that each key applies to.

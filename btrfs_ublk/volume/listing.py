@@ -1,5 +1,5 @@
-"""What is in a directory elsewhere: below a prefix of an S3 bucket, in the index of a
-web server, or in a manifest.
+"""What is in a directory elsewhere: below a prefix of an S3 bucket, or in the index of
+a web server.
 
 A listing comes from somebody else. It is bounded, and a name that no file can have is
 an error, so that a tree has all that was listed, or is not made.
@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -22,24 +22,23 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urljoin, urlsplit
-from xml.etree import ElementTree
 
 import requests
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
 from btrfs_ublk.content import SourceKeys
-from btrfs_ublk.errors import BtrfsUblkError, UsageError, why_unread
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.connection import deadline, reason_of, system_certificates
 from btrfs_ublk.image.logins import check_closed
-from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB
+from btrfs_ublk.units import KIB, MIB
 from btrfs_ublk.volume.entry import origin_of
 
 #: Of files and directories together. Each has a place in the map and in the memory of
 #: its server.
 _MAX_ENTRIES = 200_000
 _MAX_DEPTH = 64
-#: Of one page of a listing, and of a manifest.
+#: Of one page of a listing.
 _MAX_PAGE_BYTES = 32 * MIB
 _MAX_NAME_BYTES = 255  # NAME_MAX
 
@@ -121,25 +120,14 @@ class Listing:
 
 
 def read_listing(source: SourceKeys) -> Listing:
-    """Read what a source of a tree lists: an ``s3`` one, whose key is a prefix, an
-    ``http`` one, whose URL is that of an index and ends with ``/``, or one of a
-    manifest, which may be a ``file`` as well. The files have the other keys of the
-    source, such as logins; those of a manifest only where they are on its host.
+    """Read what a source of a tree lists: an ``s3`` one, whose key is a prefix, or an
+    ``http`` one, whose URL is that of an index. The files have the other keys of the
+    source, such as logins.
 
-    A file whose size is not listed is asked for it. Raises UsageError for a source that
-    is none of these, BtrfsUblkError.
+    The server of a file whose size is not listed is asked for it. Raises UsageError for
+    a key that no such source has, BtrfsUblkError.
     """
-    if source.get("kind") == "s3":
-        return _read_bucket(source)
-    if source.get("kind") == "http" and urlsplit(source["url"]).path.endswith("/"):
-        return _read_index(source)
-    return _read_manifest(source)
-
-
-def _number(text: str | None) -> int | None:
-    """Parse a number that is not negative; None where it is none, or none of a file."""
-    found = re.fullmatch(r"\s*(\d{1,18})\s*", text or "")
-    return int(found[1]) if found else None
+    return (_read_bucket if source.get("kind") == "s3" else _read_index)(source)
 
 
 def _identity(tag: str | None, date: str | None = None) -> SourceKeys:
@@ -193,6 +181,7 @@ _KEYS = {"kind", "url", "ca_file", "basic_auth_file", "via", "via_plain", "unit"
 _WHOLE_BYTES = 8 * MIB
 _ACCEPT = "application/json, text/html;q=0.9"
 _RANGE = re.compile(r"bytes (?:0-0|\*)/(\d{1,18})")
+_LENGTH = re.compile(r"\d{1,18}")
 
 
 class _Found(NamedTuple):
@@ -206,7 +195,7 @@ class _Found(NamedTuple):
 
 
 class _Web:
-    """Requests with the login of a source, which only its own host gets."""
+    """Requests to the server of a source, with its login."""
 
     def __init__(self, source: SourceKeys) -> None:
         if unknown := sorted(source.keys() - _KEYS):
@@ -214,7 +203,6 @@ class _Web:
                 f"{unknown[0]!r} of {origin_of(source)} is no key of a tree's source",
                 hint=f"there are: {', '.join(sorted(_KEYS))}",
             )
-        self._origin = _origin(source["url"])
         self._verify = source.get("ca_file") or system_certificates()
         self._authorization: Callable[..., Any] = _as_it_is
         if file := source.get("basic_auth_file"):
@@ -239,12 +227,11 @@ class _Web:
     @contextmanager
     def asked(self, url: str, **more: Any) -> Iterator[requests.Response]:
         """Get a URL, and yield the answer, whatever that is."""
-        ours = _origin(url) == self._origin
         try:
             with (
                 self._session.get(
                     url,
-                    auth=self._authorization if ours else _as_it_is,
+                    auth=self._authorization,
                     verify=self._verify,
                     stream=True,
                     timeout=_TIMEOUT_S,
@@ -289,11 +276,6 @@ def _line(path: str) -> str:
             return file.readline().rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {path}: {error}") from error
-
-
-def _origin(url: str) -> tuple[str, str]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.netloc
 
 
 def _refusal(response: requests.Response) -> BtrfsUblkError:
@@ -357,11 +339,8 @@ def _ask(web: _Web, file: ListedFile) -> ListedFile:
         size = _RANGE.fullmatch(headers.get("Content-Range", ""))
         if status in (206, 416) and size is not None:
             size_bytes = int(size[1])
-        elif (
-            status == 200
-            and (whole := _number(headers.get("Content-Length"))) is not None
-        ):
-            size_bytes = whole
+        elif status == 200 and _LENGTH.fullmatch(headers.get("Content-Length", "")):
+            size_bytes = int(headers["Content-Length"])
             if size_bytes > _WHOLE_BYTES:
                 raise BtrfsUblkError(
                     f"{url}: the server answers a range with all of the file",
@@ -457,106 +436,3 @@ def parse_json(text: str, page: str) -> Iterator[_Found]:
         url = urljoin(page, f"./{quoted}")
         time = _time(entry.get("mtime") or entry.get("mod_time"))
         yield _Found(name, f"{url}/" if is_directory else url, is_directory, keys, time)
-
-
-_METALINK = "{urn:ietf:params:xml:ns:metalink}"
-_UNITS = [str(BLOCK_BYTES << power) for power in range(9)]
-_FETCH = re.compile(r"(\S+)[ \t]+(\d{1,18}|-)[ \t]+(.+)")
-
-#: Gets a URL, and returns the keys of a source with it.
-Keys = Callable[[str], SourceKeys]
-
-
-def _read_manifest(source: SourceKeys) -> Listing:
-    """Read a manifest, and ask for sizes that it does not have."""
-    listing, there = Listing(origin_of(source)), source.get("url", "")
-    unit = {key: value for key, value in source.items() if key == "unit"}
-    source = {key: value for key, value in source.items() if key != "unit"}
-    web = _Web(source if there else {"kind": "http", "url": ""})
-    text = web.read(there)[0] if there else _read(source)
-
-    def keys(url: str) -> SourceKeys:
-        parts, ours = urlsplit(url), urlsplit(there)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise listing.refused(url, "is no URL of http or https")
-        if parts[:2] == ours[:2]:
-            return source | {"url": url}
-        return {"kind": "http", "url": url}
-
-    is_lines = urlsplit(there or source["path"]).path.endswith(".txt")
-    (parse_fetch if is_lines else parse_metalink)(text, listing, keys)
-    for path, file in _complete(listing, web).files.items():
-        if file.source != {"size": 0}:
-            listing.files[path] = replace(file, source=unit | file.source)
-    return listing
-
-
-def _read(source: SourceKeys) -> str:
-    path = Path(source["path"])
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_PAGE_BYTES + 1)
-        if len(data) > _MAX_PAGE_BYTES:
-            raise UsageError(f"{path} has more than {_MAX_PAGE_BYTES} bytes")
-        return data.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"manifest {path}: {why_unread(error)}") from error
-
-
-def _parse_xml(text: str, what: str) -> ElementTree.Element:
-    """Parse a document that defines no entities. NB: of text, so that no encoding that
-    it declares hides any."""
-    try:
-        if "<!DOCTYPE" in text:
-            raise ValueError("it has a DOCTYPE")
-        return ElementTree.fromstring(text)
-    except (ValueError, ElementTree.ParseError) as error:
-        raise BtrfsUblkError(f"{what} is not XML that is read: {error}") from error
-
-
-def parse_metalink(text: str, listing: Listing, keys: Keys) -> None:
-    """Add the files of a Metalink document. Several URLs become mirrors, and pieces
-    units, if they have the size of one; the digest of a whole file is that of its only
-    unit, if it has one."""
-    for file in _parse_xml(text, listing.origin).iter(f"{_METALINK}file"):
-        name = file.get("name") or ""
-        urls = sorted(
-            file.iter(f"{_METALINK}url"),
-            key=lambda url: _number(url.get("priority")) or 999_999,
-        )
-        mirrors = [
-            keys(url)
-            for each in urls
-            if (url := (each.text or "").strip()).startswith(("http://", "https://"))
-        ]
-        if not mirrors:
-            raise listing.refused(name, "has no URL of http or https")
-        source: SourceKeys = mirrors[0] if len(mirrors) == 1 else {"mirrors": mirrors}
-        size = _number(file.findtext(f"{_METALINK}size"))
-        if size is not None:
-            source |= {"size": size}
-        elif len(mirrors) > 1:
-            raise listing.refused(name, "has several URLs, and no size")
-        pieces = file.find(f"{_METALINK}pieces[@type='sha-256']")
-        whole = (file.findtext(f"{_METALINK}hash[@type='sha-256']") or "").strip()
-        if pieces is not None and (unit := pieces.get("length")) in _UNITS:
-            of_pieces = [(each.text or "").strip().lower() for each in pieces]
-            source |= {"unit": int(unit), "digests": of_pieces}
-        elif whole and size and size <= MIB:
-            source |= {"unit": MIB, "digests": [whole.lower()]}
-        listing.add(name, source)
-
-
-def parse_fetch(text: str, listing: Listing, keys: Keys) -> None:
-    """Add the files of a fetch.txt: URL, size or "-", and path in a line."""
-    for line in text.splitlines():
-        match = _FETCH.fullmatch(line.strip())
-        if match is None:
-            raise BtrfsUblkError(
-                f"{listing.origin} has a line {line[:200]!r}, not URL SIZE PATH"
-            )
-        url, size, path = match.groups()
-        for code, char in (("%0A", "\n"), ("%0D", "\r"), ("%25", "%")):
-            path = re.sub(code, char, path, flags=re.IGNORECASE)
-        source = keys(url)
-        listing.add(path, source if size == "-" else source | {"size": int(size)})

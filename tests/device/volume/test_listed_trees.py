@@ -1,16 +1,17 @@
 """Trees of a volume that are listed elsewhere: made once and whole, or not at all."""
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.volumes import NAME, Place, killed_at
+from support.web_servers import ScriptedServer, ranged, response, scripted_server
 
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.btrfs import delete_subvolumes
-from btrfs_ublk.testing.range_server_fixtures import RangeServer, range_server
 from btrfs_ublk.volume import VolumeTree, down_volume, up_volume
 from btrfs_ublk.volume.store import volume_directory
 
@@ -19,28 +20,31 @@ pytestmark = [pytest.mark.data, pytest.mark.fuse, pytest.mark.usefixtures("in_pr
 DATA = {"x": b"hello\n" * 1000, "d/y": b"y" * 5000, "d/z": b""}
 
 
+class Site(dict[str, bytes]):
+    """Files by path, served by ranges; and the index of each directory, in JSON without
+    sizes."""
+
+    def __call__(self, head: str) -> bytes:
+        path = head.split(" ")[1].removeprefix("/")
+        if path and not path.endswith("/"):
+            if not (data := self[path]):
+                return response("416 No\nContent-Range: bytes */0")
+            tag = hashlib.sha256(data).hexdigest()
+            return ranged(head, data, f'ETag: "{tag}"')
+        below = [
+            x.removeprefix(path).partition("/") for x in self if x.startswith(path)
+        ]
+        if not below:
+            return response("404 No")
+        entries = [{"name": name, "is_dir": bool(slash)} for name, slash, _ in below]
+        kind = "Content-Type: application/json"
+        return response(f"200 OK\n{kind}", json.dumps(entries).encode())
+
+
 @pytest.fixture
-def server(place: Place) -> Iterator[RangeServer]:
-    (place.root / "web").mkdir()
-    with range_server(
-        place.root / "web", log=place.root / "log", timeout_s=60
-    ) as running:
-        for name, data in DATA.items():
-            running.put(name, data)
-        lines = [f"{running.url(name)} {len(x)} {name}" for name, x in DATA.items()]
-        running.put("fetch.txt", "\n".join(lines).encode())
+def server() -> Iterator[ScriptedServer]:
+    with scripted_server(Site(DATA)) as running:
         yield running
-
-
-def metalink(server: RangeServer, name: str, *digests: str) -> VolumeTree:
-    """A tree of the file x, with these digests."""
-    hashes = "".join(f"<hash>{x}</hash>" for x in digests)
-    text = (
-        '<metalink xmlns="urn:ietf:params:xml:ns:metalink"><file name="x">'
-        f"<size>6000</size><url>{server.url('x')}</url>"
-        f'<pieces type="sha-256" length="4096">{hashes}</pieces></file></metalink>'
-    )
-    return VolumeTree.parse(f"{name}={server.put(f'{name}.meta4', text.encode())}")
 
 
 def contents(top: Path) -> dict[str, bytes]:
@@ -53,16 +57,16 @@ def up(place: Place, *trees: VolumeTree) -> None:
     up_volume(NAME, place.definition(trees=trees), base=place.base)
 
 
-def test_a_tree_is_made_once(place: Place, server: RangeServer) -> None:
+def test_a_tree_is_made_once(place: Place, server: ScriptedServer) -> None:
     up(place)
-    url = server.url("fetch.txt")
+    url = server.url("")
     done = place.command("up", NAME, "--add-tree", f"some/tree={url}")
     assert done.returncode == 0, done.stderr
     tree = place.target / "some/tree"
     assert contents(tree) == DATA
     status = place.command("status", NAME).stdout
     assert f"some/tree: 3 files, 10.74 KiB from {url}" in status
-    asked = len(server.served())
+    asked = len(server.requests)
     with (tree / "x").open("r+b") as file:
         file.write(b"mine")
     (tree / "new").write_bytes(b"new")
@@ -73,7 +77,7 @@ def test_a_tree_is_made_once(place: Place, server: RangeServer) -> None:
     assert place.command("up", NAME).returncode == 0
     delete_subvolumes(tree)
     assert place.command("up", NAME).returncode == 0
-    assert not tree.exists() and len(server.served()) == asked
+    assert not tree.exists() and len(server.requests) == asked
     other = place.command("up", NAME, "--add-tree", "some/tree=s3://b/")
     assert other.returncode == 2 and "is to come from two places" in other.stderr
     below = place.command("up", NAME, "--add-file", f"some/tree/x={server.url('x')}")
@@ -81,40 +85,36 @@ def test_a_tree_is_made_once(place: Place, server: RangeServer) -> None:
 
 
 def test_nothing_is_left_of_trees_that_cannot_be(
-    place: Place, server: RangeServer
+    place: Place, server: ScriptedServer
 ) -> None:
-    digest = hashlib.sha256(DATA["x"][:4096]).hexdigest()
-    whole = VolumeTree.parse(f"a/whole={server.url('fetch.txt')}")
-    bad = metalink(server, "bad", digest)
-    with pytest.raises(UsageError, match="^file 'x': .*digests"):
+    whole = VolumeTree.parse(f"a/whole={server.url('')}")
+    bad = VolumeTree("bad", whole.source | {"unit": 5000})
+    with pytest.raises(UsageError, match="unit"):
         up(place, whole, bad)
     assert not list(place.base.glob("[!.]*"))
     up(place)
     kept = volume_directory(NAME, place.base)
-    missing = VolumeTree.parse(f"m={server.url('missing.meta4')}")
-    for wrong, why in ((bad, "digests"), (missing, "HTTP 404")):
+    missing = VolumeTree.parse(f"m={server.url('missing/')}")
+    for wrong, why in ((bad, "unit"), (missing, "HTTP 404")):
         with pytest.raises(BtrfsUblkError, match=why):
             up(place, whole, wrong)
         assert not os.listdir(place.target) and kept.half_tree() is None
         assert kept.made_trees() == [] and kept.definition().trees == ()
     (place.target / "whole").touch()
     with pytest.raises(UsageError, match="there is a 'whole'"):
-        up(place, VolumeTree.parse(f"whole={server.url('fetch.txt')}"))
+        up(place, VolumeTree.parse(f"whole={server.url('')}"))
 
 
-def test_the_listed_object_and_no_other(place: Place, server: RangeServer) -> None:
-    """By its digests, or by the ETag of when it was listed."""
-    digests = [
-        hashlib.sha256(DATA["x"][at : at + 4096]).hexdigest() for at in (0, 4096)
-    ]
-    lines = f"{server.url('d/y')} - y"
-    tree = VolumeTree.parse(f"t={server.put('l/fetch.txt', lines.encode())}")
-    up(place, metalink(server, "good", *digests), tree)
-    server.put("d/y", b"z" * 5000)
-    assert (place.target / "good/x").read_bytes() == DATA["x"]
+def test_the_listed_object_and_no_other(place: Place, server: ScriptedServer) -> None:
+    """By the ETag of when it was listed."""
+    site = Site({"y": b"y" * 5000})
+    server.script = site
+    tree = VolumeTree.parse(f"t={server.url('')}")
+    up(place, tree)
+    site["y"] = b"z" * 5000
     with pytest.raises(OSError, match="Input/output error"):
         (place.target / "t/y").read_bytes()
-    up(place, metalink(server, "good", *digests), tree, VolumeTree("u", tree.source))
+    up(place, tree, VolumeTree("u", tree.source))
     assert (place.target / "u/y").read_bytes() == b"z" * 5000
     with pytest.raises(OSError, match="Input/output error"):
         (place.target / "t/y").read_bytes()
@@ -130,10 +130,10 @@ STEPS = (
 )
 
 
-def test_killed_in_between(place: Place, server: RangeServer) -> None:
+def test_killed_in_between(place: Place, server: ScriptedServer) -> None:
     up(place)
     for number, step in enumerate(STEPS):
-        tree = f"t{number}={server.url('fetch.txt')}"
+        tree = f"t{number}={server.url('')}"
         defined = f"volume.find_definition('{NAME}', base={place.base!r}).definition"
         trees = f"[volume.VolumeTree.parse('{tree}')]"
         killed_at(

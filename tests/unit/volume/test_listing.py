@@ -11,16 +11,10 @@ from support.web_servers import ScriptedServer, response, scripted_server
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.units import MIB
 from btrfs_ublk.volume import Listing, VolumeTree, listing, read_listing
-from btrfs_ublk.volume.listing import (
-    parse_fetch,
-    parse_html,
-    parse_json,
-    parse_metalink,
-)
+from btrfs_ublk.volume.listing import parse_html, parse_json
 
 PAGE = "https://h/a%20b/"
 DATE, SECONDS = "Sun, 29 Nov 2026 19:25:00 GMT", 1795980300.0
-SHA = "ab" * 32
 
 
 @pytest.mark.parametrize(
@@ -30,8 +24,6 @@ SHA = "ab" * 32
         ("d=s3://b/some prefix", {"kind": "s3", "bucket": "b", "key": "some prefix/"}),
         ("d=s3://b", {"kind": "s3", "bucket": "b", "key": ""}),
         ("d=http://h/d/#x", {"kind": "http", "url": "http://h/d/"}),
-        ("d=https://h/x.meta4?a=b", {"kind": "http", "url": "https://h/x.meta4?a=b"}),
-        ("d=/x/fetch.txt", {"kind": "file", "path": "/x/fetch.txt"}),
     ],
 )
 def test_a_tree_is_kept_by_a_definition(text: str, source: dict[str, str]) -> None:
@@ -139,77 +131,6 @@ def keys(url: str) -> dict[str, Any]:
     return {"kind": "http", "url": url}
 
 
-def metalink(*files: str) -> str:
-    return (
-        f'<metalink xmlns="urn:ietf:params:xml:ns:metalink">{"".join(files)}</metalink>'
-    )
-
-
-def meta_file(content: str, name: str = "d/x") -> str:
-    return f'<file name="{name}">{content}</file>'
-
-
-URL = "<url>http://h/x</url>"
-WHOLE = f'<hash type="md5">0</hash><hash type="sha-256">{SHA.upper()}</hash>'
-PIECES = f'<pieces type="sha-256" length="65536"><hash>{SHA}</hash></pieces>'
-
-
-@pytest.mark.parametrize(
-    ("content", "source"),
-    [
-        (URL, keys("http://h/x")),
-        (f"{URL}<size>0</size>{WHOLE}", {"size": 0}),
-        (
-            f"{URL}<size>9</size>{WHOLE}",
-            keys("http://h/x") | {"size": 9, "unit": MIB, "digests": [SHA]},
-        ),
-        (f"{URL}<size>{MIB + 1}</size>{WHOLE}", keys("http://h/x") | {"size": MIB + 1}),
-        (
-            f"{URL}<size>9</size>{WHOLE}{PIECES}",
-            keys("http://h/x") | {"size": 9, "unit": 65536, "digests": [SHA]},
-        ),
-        (
-            f'<size>9</size><url priority="2">https://2/</url><url>ftp://1/</url>'
-            f'<url priority="1">http://1/</url>{PIECES.replace("65536", "65537")}',
-            {"size": 9, "mirrors": [keys("http://1/"), keys("https://2/")]},
-        ),
-    ],
-)
-def test_metalink(content: str, source: dict[str, Any]) -> None:
-    made = Listing("x.meta4")
-    parse_metalink(metalink(meta_file(content)), made, keys)
-    assert made.files["d/x"].source == source
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("", "not XML"),
-        ('<!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>', "not XML that is read"),
-        (metalink(meta_file("<url>ftp://h/x</url>")), "has no URL of http"),
-        (metalink(meta_file("<url>file:///etc/shadow</url>")), "has no URL of http"),
-        (metalink(meta_file(URL, "../x")), "no file can be named"),
-        (metalink(meta_file('<url priority="x">x</url>')), "has no URL of http"),
-        (metalink(meta_file(f"{URL}<url>http://i/x</url>")), "and no size"),
-    ],
-)
-def test_metalink_that_is_refused(text: str, why: str) -> None:
-    with pytest.raises(BtrfsUblkError, match=why):
-        parse_metalink(text, Listing("x.meta4"), keys)
-
-
-def test_fetch_txt() -> None:
-    made = Listing("fetch.txt")
-    parse_fetch("http://h/1 12 data/a b%25\nhttp://h/2\t-\tc\n", made, keys)
-    assert {x.path: x.source for x in made.files.values()} == {
-        "data/a b%": keys("http://h/1") | {"size": 12},
-        "c": keys("http://h/2"),
-    }
-    for line in ("http://h/1 data/x", "http://h/1 1K x", "x", "http://h/1 1 a%0Ab"):
-        with pytest.raises(BtrfsUblkError, match="fetch.txt"):
-            parse_fetch(line, made, keys)
-
-
 # Of servers
 
 
@@ -290,23 +211,22 @@ def test_what_is_asked_of_a_file(server: ScriptedServer) -> None:
     assert found["whole"].source["size"] == 5
 
 
-def test_a_login_is_for_its_own_server(server: ScriptedServer, tmp_path: Path) -> None:
+def test_the_login_of_a_server(server: ScriptedServer, tmp_path: Path) -> None:
     login = tmp_path / "login"
     login.touch(mode=0o600)
     login.write_text("me:secret\n")
     with scripted_server(lambda head: response("200 OK", b"x")) as other:
-        urls = (server.url("x"), other.url("x"))
-        text = metalink(
-            meta_file(f"<url>{urls[0]}</url>", "ours"),
-            meta_file(f"<url>{urls[1]}</url>", "theirs"),
+        serve(
+            server,
+            index=page("x", "moved"),
+            x=response("200 OK", b"x"),
+            moved=response(f"302 Go\nLocation: {other.url('x')}"),
         )
-        serve(server, l=response("200 OK", text.encode()), x=response("200 OK", b"x"))
-        source = keys(server.url("l.meta4")) | {"basic_auth_file": str(login)}
+        source = keys(server.url("")) | {"basic_auth_file": str(login)}
         found = read_listing(source).files
         assert all("Authorization: Basic" in x for x in server.requests)
-        assert not any("Authorization" in x for x in other.requests)
-    assert found["ours"].source["basic_auth_file"] == str(login)
-    assert "basic_auth_file" not in found["theirs"].source
+        assert other.requests and not any("Authorization" in x for x in other.requests)
+    assert found["x"].source["basic_auth_file"] == str(login)
     login.chmod(0o644)
     assert "is open to others" in refusal(server, source)
     assert "is no key" in refusal(server, source | {"headers_file": str(login)})
