@@ -18,19 +18,18 @@ MKSEED = "btrfs-ublk-mkseed"
 MKIMAGE = "btrfs-ublk-mkimage"
 READIMAGE = "btrfs-ublk-readimage"
 MAKETREE = "btrfs-ublk-maketree"
-CHECKSEED = "btrfs-ublk-checkseed"
+SEED = "btrfs-ublk-seed"
 SERVER = "btrfs-ublk-server"
 FETCH = "btrfs-ublk-fetch"
 KEEPER = "btrfs-ublk-keeper"
 CACHE = "btrfs-ublk-cache"
 CODEC = "btrfs-ublk-codec"
 MAP_PHYSICAL = "btrfs-ublk-map-physical"
-RESHAPE = "btrfs-ublk-reshape"
 ADD_DEVICE = "btrfs-ublk-add-device"
 VERIFY_READS = "btrfs-ublk-verify-reads"
 GET_RANGES = "btrfs-ublk-get-ranges"
 HELPERS = (
-    *(MKSEED, CHECKSEED, SERVER, KEEPER, CACHE, MAP_PHYSICAL, RESHAPE, ADD_DEVICE),
+    *(MKSEED, SEED, SERVER, KEEPER, CACHE, MAP_PHYSICAL, ADD_DEVICE),
     *(MKIMAGE, READIMAGE, MAKETREE, FETCH),
     *(VERIFY_READS, GET_RANGES, CODEC),
 )

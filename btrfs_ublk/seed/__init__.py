@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from btrfs_ublk.base.exports import exporter
 
 if TYPE_CHECKING:
-    from btrfs_ublk.seed.check import check_seed, check_with_progs
+    from btrfs_ublk.seed.check import check_with_progs
     from btrfs_ublk.seed.fallocate import make_fallocate_seed
     from btrfs_ublk.seed.inspect import inspect_seed
     from btrfs_ublk.seed.layout import DEFAULT_FILENAME, Seed, VirtualData

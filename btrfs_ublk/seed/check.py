@@ -1,4 +1,4 @@
-"""Checks of a seed image offline: our own, and that of btrfs-progs."""
+"""The check of a seed image by btrfs-progs, offline."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS
 from btrfs_ublk.base.process import run
 from btrfs_ublk.errors import BtrfsUblkError
-from btrfs_ublk.seed.inspect import TIMEOUT_S, inspect_seed, run_checkseed
+from btrfs_ublk.seed.inspect import TIMEOUT_S, inspect_seed
 from btrfs_ublk.units import MIB, format_size
 
 #: More stored data than this is not copied into memory for ``btrfs check``.
@@ -30,19 +29,6 @@ class ProgsReport:
     clean: bool | None
     reason: str | None = None
     output: tuple[str, ...] = ()
-
-
-def check_seed(path: Path) -> dict[str, Any]:
-    """Check an image or an unmounted block device; writes nothing, needs no privileges.
-
-    "violations" are the first 1000 of "violation_count": each has a "rule", one of a
-    fixed set (csrc/btrfs/check/report.h), and a "text" that names structure and value.
-    "clean" is whether there is none; "notes" say what could not be checked.
-
-    Raises BtrfsUblkError when it cannot be opened or is mounted. Anything else, even
-    that there is no btrfs, is a violation.
-    """
-    return run_checkseed("check", path)
 
 
 def check_with_progs(path: Path) -> ProgsReport:

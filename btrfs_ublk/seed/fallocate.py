@@ -1,32 +1,26 @@
 """Seeds of the fallocate strategy: btrfs itself lays out a preallocated file, and
-btrfs-ublk-reshape then turns the file system into a seed, offline.
+btrfs-ublk-seed then turns the file system into a seed, offline.
 
-Who makes the data chunks decides how far this scales. The kernel's have 1 GiB each, and
-for each that it begins to fill, its allocator walks the list of all block groups
-(find_free_extent(): since Linux 6.2 a new one, of no size class yet, is only taken in
-the second pass over the list). So the time grows with the square of the size: 8 s for 8
-TiB, 42 s for 16 TiB, hours for 250 TiB. Nothing in mkfs.btrfs, mount options or
-/sys/fs/btrfs/FSID/allocation makes such chunks larger. Copies of the superblock at 64
-MiB and 256 GiB also interrupt the data.
-
-So the kernel makes the chunks only for sizes where most of the file becomes one run.
-For all others, the empty data chunk of mkfs.btrfs is moved past the copies and
-stretched to the size needed, before the first mount: 250 TiB then take 10 s.
+The kernel's chunks have 1 GiB each, and for each that it begins to fill, its allocator
+walks the list of all block groups (find_free_extent(): since Linux 6.2 a new one, of no
+size class yet, is only taken in the second pass over the list). So the time grows with
+the square of the size: 8 s for 8 TiB, 42 s for 16 TiB. Nothing in mkfs.btrfs, mount
+options or /sys/fs/btrfs/FSID/allocation makes such chunks larger. Copies of the
+superblock at 64 MiB and 256 GiB interrupt the data, so that only sizes between have
+most of the file in one run.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Literal
 from uuid import UUID
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, MKFS_BTRFS, ROOT, Helper, require
-from btrfs_ublk.base.helpers import RESHAPE, helper_path
+from btrfs_ublk.base.helpers import SEED, helper_path
 from btrfs_ublk.base.ledger import Ledger, process_ledger
 from btrfs_ublk.base.log import log, step
 from btrfs_ublk.base.process import run
@@ -42,36 +36,25 @@ from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.kernel.mount import mounted
 from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.physmap import PhysicalMap
+from btrfs_ublk.seed.inspect import inspect_seed
 from btrfs_ublk.seed.layout import (
     DEFAULT_FILENAME,
-    MIN_VIRTUAL_DATA_BYTES,
     SUBVOLUME_NAME,
     Range,
     Seed,
     VirtualData,
 )
-from btrfs_ublk.units import BLOCK_BYTES, GIB, MIB, TIB, format_size
+from btrfs_ublk.units import BLOCK_BYTES, GIB, MIB, format_size
 
-#: Who makes the data chunks: the kernel, 1 GiB each, or mkfs.btrfs, one, stretched.
-Chunks = Literal["kernel", "stretched"]
-
-#: The sizes for which the kernel makes the chunks by default. For smaller ones, more
-#: than a fifth of the file would be in the first chunk's rest behind a superblock. For
-#: larger ones, up to 1.3 TiB, the superblock at 256 GiB cuts the file in two large
-#: parts.
-KERNEL_CHUNKS_BYTES = range(5 * GIB, 300 * GIB + 1)
-#: Larger sizes take minutes.
-KERNEL_CHUNKS_MAX_BYTES = 16 * TIB
-#: The longest chunk that kernels since 6.4 accept: CHUNK_LENGTH_MAX, btrfs/chunk.h.
-STRETCHED_MAX_BYTES = 255 * TIB
-#: It is past the last superblock copy, so that nothing interrupts the data.
-STRETCHED_START = 512 * GIB
-#: Since Linux 6.12, `scrub -r` reads virtual data in chunks of other lengths.
-_CHUNK_STEP_BYTES = 4 * GIB
+#: The sizes for which 80 % of the file are in one run. For smaller ones, more than a
+#: fifth would be in the first chunk's rest behind a superblock. For larger ones, the
+#: superblock at 256 GiB cuts the file in two large parts.
+MIN_BYTES = 5 * GIB
+MAX_BYTES = 300 * GIB
 
 #: Space for chunks that superblock copies cut, so that their last pieces go unused, and
 #: for metadata: 200 bytes for each extent of 256 MiB, in chunks of 1 GiB.
-_KERNEL_SLACK_BYTES = 16 * GIB
+_SLACK_BYTES = 16 * GIB
 
 #: The most that the kernel puts into one extent (__btrfs_prealloc_file_range()).
 _EXTENT_BYTES = 256 * MIB
@@ -90,7 +73,6 @@ def make_fallocate_seed(
     virtual_data_filename: str = DEFAULT_FILENAME,
     label: str | None = None,
     fsid: UUID | None = None,
-    chunks: Chunks | None = None,
     metadata_only: bool = False,
     force: bool = False,
     timeout_s: float = _DEFAULT_TIMEOUT_S,
@@ -98,27 +80,19 @@ def make_fallocate_seed(
 ) -> Seed:
     """Make a seed image with mkfs.btrfs and the kernel's allocator; needs root.
 
-    The virtual file has extents of up to 256 MiB. In the kernel's chunks it has a few
-    gaps, for copies of the superblock and metadata (see Seed.virtual_data), but at
-    least 80 % are in one run. In a stretched chunk all of it is. If ``chunks`` is None,
-    the size decides.
+    The virtual file has extents of up to 256 MiB, and a few gaps for copies of the
+    superblock and metadata (see Seed.virtual_data), but at least 80 % are in one run.
 
     ``metadata_only`` cuts the image off after what must be stored. ``force`` replaces
     an existing file. Raises UsageError for invalid arguments, CommandError and
     BtrfsUblkError when a step fails or all of the allocation takes longer than
     ``timeout_s``; the path is unchanged then, and nothing is left behind.
     """
-    require(ROOT, BTRFS, LOOP, MKFS_BTRFS, Helper(RESHAPE))
-    if chunks is None:
-        chunks = "kernel" if virtual_data_size in KERNEL_CHUNKS_BYTES else "stretched"
-    _check_size(virtual_data_size, chunks)
+    require(ROOT, BTRFS, LOOP, MKFS_BTRFS, Helper(SEED))
+    _check_size(virtual_data_size)
     _check_name(virtual_data_filename)
     _check_output(path, force=force)
-    if chunks == "stretched":
-        chunk_bytes = _round_up(virtual_data_size, _CHUNK_STEP_BYTES)
-        device_bytes = STRETCHED_START + chunk_bytes
-    else:
-        device_bytes = _round_up(virtual_data_size + _KERNEL_SLACK_BYTES, GIB)
+    device_bytes = _round_up(virtual_data_size + _SLACK_BYTES, GIB)
     ledger = ledger or process_ledger()
     with ExitStack() as stack:
         # In the same directory, so that a rename makes it the result.
@@ -128,11 +102,6 @@ def make_fallocate_seed(
         _make_sparse(image, device_bytes, path)
         with step("format it"):
             _format(image, label=label, fsid=fsid)
-        if chunks == "stretched":
-            _reshape(
-                *("stretch", f"--offset={STRETCHED_START}", f"--length={chunk_bytes}"),
-                image,
-            )
         with step(f"allocate {format_size(virtual_data_size)}"):
             with _mounted_image(image, target, read_only=False, ledger=ledger):
                 inode = _allocate(
@@ -144,35 +113,33 @@ def make_fallocate_seed(
                 # Users see this subvolume, not the virtual file.
                 set_default_subvolume(create_subvolume(target, SUBVOLUME_NAME))
         with step("make it a seed"):
-            about = json.loads(_reshape("seed", f"--inode={inode}", "--json", image))
+            _flip(image, inode)
+            layout = inspect_seed(image)
         with step("validate the map"):
             with _mounted_image(image, target, read_only=True, ledger=ledger):
                 with reached_inode(target, inode) as virtual:
                     mapping = PhysicalMap.read(virtual)
-            mapping.assert_virtual_data(
-                size_bytes=virtual_data_size,
-                device_offset=STRETCHED_START if chunks == "stretched" else None,
-                whole=chunks == "stretched",
-            )
+            mapping.assert_virtual_data(size_bytes=virtual_data_size, whole=False)
         if metadata_only:
-            os.truncate(image, about["local_bytes"])
+            os.truncate(image, layout["local_bytes"])
+        chunks = next(x for x in layout["chunks"] if x["type"] == "DATA")
         seed = Seed(
             path=path,
-            fsid=UUID(about["fsid"]),
-            device_uuid=UUID(about["device_uuid"]),
-            label=about.get("label", ""),
-            device_bytes=about["device_bytes"],
+            fsid=UUID(layout["fsid"]),
+            device_uuid=UUID(layout["device_uuid"]),
+            label=layout["label"],
+            device_bytes=layout["device_bytes"],
             file_bytes=image.stat().st_size,
-            metadata_bytes=about["metadata_bytes"],
-            local_bytes=about["local_bytes"],
+            metadata_bytes=layout["used_bytes"] - virtual_data_size,
+            local_bytes=layout["local_bytes"],
             virtual_data=VirtualData(
                 filename=virtual_data_filename,
                 inode=inode,
                 size=virtual_data_size,
                 runs=tuple(mapping.contiguous_runs()),
             ),
-            chunks=about["chunks"],
-            chunk_bytes=about["chunk_bytes"],
+            chunks=chunks["count"],
+            chunk_bytes=chunks["longest_bytes"],
             strategy="fallocate",
         )
         _publish(image, path, force=force)
@@ -183,20 +150,12 @@ def _round_up(value: int, step_bytes: int) -> int:
     return -(-value // step_bytes) * step_bytes
 
 
-def _check_size(size_bytes: int, chunks: Chunks) -> None:
-    most_bytes = STRETCHED_MAX_BYTES
-    hint = "the mega-extent strategy makes seeds of up to 8 EiB"
-    if chunks == "kernel":
-        most_bytes = KERNEL_CHUNKS_MAX_BYTES
-        hint = "with more the kernel's allocator takes too long: stretch the chunk"
-    if (
-        size_bytes % BLOCK_BYTES
-        or not MIN_VIRTUAL_DATA_BYTES <= size_bytes <= most_bytes
-    ):
+def _check_size(size_bytes: int) -> None:
+    if size_bytes % BLOCK_BYTES or not MIN_BYTES <= size_bytes <= MAX_BYTES:
         raise UsageError(
             f"virtual data size {size_bytes} is not a multiple of {BLOCK_BYTES} from "
-            f"{MIN_VIRTUAL_DATA_BYTES} to {most_bytes} bytes",
-            hint=hint,
+            f"{MIN_BYTES} to {MAX_BYTES} bytes",
+            hint="the mega-extent strategy makes seeds of 4 MiB to 8 EiB",
         )
 
 
@@ -249,8 +208,8 @@ def _format(image: Path, *, label: str | None, fsid: UUID | None) -> None:
     run([*argv, "--", image], timeout_s=_COMMAND_TIMEOUT_S)
 
 
-def _reshape(*arguments: str | Path) -> str:
-    return run([helper_path(RESHAPE), *arguments], timeout_s=_COMMAND_TIMEOUT_S).stdout
+def _flip(image: Path, inode: int) -> None:
+    run([helper_path(SEED), "flip", str(inode), image], timeout_s=_COMMAND_TIMEOUT_S)
 
 
 @contextmanager

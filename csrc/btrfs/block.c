@@ -297,34 +297,6 @@ int reader_read_block(struct reader *reader, const struct block_expect *expect, 
 	return ret ?: block_verify(reader, expect, block);
 }
 
-int reader_compare_copies(struct reader *reader, const struct block_expect *expect,
-			  const void *block)
-{
-	_cleanup_free_ void *other = malloc(reader->node_bytes);
-	char where[BLOCK_NAME_BYTES];
-	const struct chunk *chunk;
-
-	block_name(expect, where);
-	chunk = map_block(reader, where, expect->bytenr);
-	if (!chunk)
-		return -EUCLEAN;
-	if (!other)
-		return reader_fail(reader, -ENOMEM, "%s: no memory", where);
-	for (unsigned i = 1; i < chunk->stripe_count; i++) {
-		uint64_t offset = copy_offset(chunk, i, expect->bytenr);
-		int ret = reader_pread(reader, where, other, reader->node_bytes, offset);
-
-		if (ret)
-			return ret;
-		if (memcmp(block, other, reader->node_bytes) != 0)
-			return reader_fail(reader, -EUCLEAN,
-					   "%s: copy %u, %" PRIu64
-					   " on the device, differs from the first",
-					   where, i + 1, offset);
-	}
-	return 0;
-}
-
 int reader_write_block(struct reader *reader, int fd, uint64_t bytenr, void *block)
 {
 	const struct disk_header *header = block;

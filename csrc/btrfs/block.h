@@ -23,10 +23,6 @@ int block_verify(struct reader *reader, const struct block_expect *expect, const
 /* Read a tree block of node_bytes (its first copy) and verify it. */
 int reader_read_block(struct reader *reader, const struct block_expect *expect, void *block);
 
-/* Checks that all copies of a block (DUP) are equal to this one. */
-int reader_compare_copies(struct reader *reader, const struct block_expect *expect,
-			  const void *block);
-
 /*
  * Updates the checksum of a changed tree block and writes all its copies back. `fd` is the same
  * image or device, writable. Returns -EINVAL if it is not the block of that address.

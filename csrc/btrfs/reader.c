@@ -50,7 +50,7 @@ int reader_open(struct reader *reader, int fd)
 	if (end < 0)
 		return reader_fail(reader, -errno, "cannot find out its size: %s", strerror(errno));
 	reader->file_bytes = (uint64_t)end;
-	ret = reader_read_supers(reader);
+	ret = reader_read_super(reader);
 	if (!ret)
 		ret = reader_read_chunks(reader);
 	if (ret)
@@ -72,16 +72,4 @@ const struct chunk *reader_map(struct reader *reader, uint64_t logical, uint64_t
 			    "logical address %" PRIu64 " (%" PRIu64 " bytes) is in no chunk",
 			    logical, length);
 	return chunk;
-}
-
-int reader_write_super(struct reader *reader, int fd, const struct disk_super *super)
-{
-	int ret = super_write(fd, super, reader->csum);
-
-	if (ret)
-		return reader_fail(reader, ret, "superblock: cannot write: %s", strerror(-ret));
-	reader->super = *super;
-	reader->super.bytenr = htole64(super_mirror_offset(0));
-	csum_block_set(reader->csum, &reader->super, sizeof(reader->super));
-	return 0;
 }

@@ -7,7 +7,7 @@
  *
  *	if (reader_open(&reader, fd))
  *		msg_error("%s", reader.error);
- *	... tree_root_find() and struct cursor (cursor.h), or tree_walk() (walk.h)
+ *	... tree_root_find() and struct cursor (cursor.h)
  *	reader_close(&reader);
  *
  * Every function that returns a negative errno puts its reason into `error`. -EUCLEAN: the bytes
@@ -38,24 +38,10 @@ struct block_expect {
 	struct key end_key; /* all keys are smaller */
 };
 
-enum mirror_state {
-	MIRROR_NONE,	/* the device ends before it */
-	MIRROR_GOOD,	/* equal to the first one */
-	MIRROR_CUT_OFF, /* the image ends before it, though the device does not */
-	MIRROR_BAD,	/* `problem` says why */
-};
-
-struct super_mirror {
-	enum mirror_state state;
-	uint64_t offset;
-	char problem[160];
-};
-
 struct reader {
 	int fd; /* owned by the caller */
 	uint64_t file_bytes;
 	struct disk_super super; /* the first superblock, verified */
-	struct super_mirror mirrors[SUPER_MIRRORS];
 	const struct csum_kind *csum;
 	uint32_t node_bytes;
 	uint64_t generation;
@@ -69,8 +55,7 @@ struct reader {
 };
 
 /*
- * Verifies the superblock, compares its mirrors (damage there is only noted), and reads the chunk
- * tree. `fd` must stay open. On failure, reader_close() is not needed.
+ * Verifies the first superblock, and reads the chunk tree. `fd` must stay open. On failure, reader_close() is not needed.
  */
 int reader_open(struct reader *reader, int fd);
 void reader_close(struct reader *reader);
@@ -81,9 +66,6 @@ int reader_fail(struct reader *reader, int error_number, const char *format, ...
 
 /* Returns the chunk that holds [logical, +length), or NULL with a reason. */
 const struct chunk *reader_map(struct reader *reader, uint64_t logical, uint64_t length);
-
-/* Write a changed superblock, all mirrors, with checksums; the reader goes on with that one. */
-int reader_write_super(struct reader *reader, int fd, const struct disk_super *super);
 
 enum { TREE_NAME_BYTES = 48, KEY_TEXT_BYTES = 80 };
 
@@ -99,7 +81,7 @@ static inline bool tree_holds_files(uint64_t objectid)
 }
 
 /* For the library's own files: readsuper.c, readchunk.c. */
-int reader_read_supers(struct reader *reader);
+int reader_read_super(struct reader *reader);
 int reader_read_chunks(struct reader *reader);
 /* Reads all of [offset, +length), or fails with a reason; `what` names the structure. */
 int reader_pread(struct reader *reader, const char *what, void *data, size_t length,

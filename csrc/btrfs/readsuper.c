@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Reads superblocks, and checks what the kernel's btrfs_validate_super checks. */
+/* Reads the superblock, and checks what the kernel's btrfs_validate_super checks. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -101,42 +101,7 @@ static int check_support(struct reader *reader, const struct disk_super *super)
 	return 0;
 }
 
-/* Mirrors may differ only in their addresses and thus their checksums. */
-static bool mirrors_equal(const struct disk_super *first, const struct disk_super *other)
-{
-	struct disk_super copy = *other;
-
-	memcpy(copy.csum, first->csum, sizeof(copy.csum));
-	copy.bytenr = first->bytenr;
-	return memcmp(first, &copy, sizeof(copy)) == 0;
-}
-
-static void read_mirror(struct reader *reader, struct super_mirror *mirror)
-{
-	struct disk_super super;
-	const char *problem;
-
-	mirror->state = MIRROR_NONE;
-	if (mirror->offset + SUPER_BYTES > reader->device_bytes)
-		return;
-	mirror->state = MIRROR_CUT_OFF;
-	if (mirror->offset + SUPER_BYTES > reader->file_bytes)
-		return;
-	mirror->state = MIRROR_BAD;
-	if (reader_pread(reader, "superblock", &super, sizeof(super), mirror->offset)) {
-		snprintf(mirror->problem, sizeof(mirror->problem), "it cannot be read");
-		return;
-	}
-	problem = identify(&super, mirror->offset);
-	if (!problem && !mirrors_equal(&reader->super, &super))
-		problem = "it differs from the first one";
-	if (problem)
-		snprintf(mirror->problem, sizeof(mirror->problem), "%s", problem);
-	else
-		mirror->state = MIRROR_GOOD;
-}
-
-int reader_read_supers(struct reader *reader)
+int reader_read_super(struct reader *reader)
 {
 	struct disk_super *super = &reader->super;
 	uint64_t offset = super_mirror_offset(0);
@@ -164,9 +129,5 @@ int reader_read_supers(struct reader *reader)
 	       le64toh(super->incompat_flags) & INCOMPAT_METADATA_UUID ? super->metadata_uuid :
 									 super->fsid,
 	       UUID_BYTES);
-	for (unsigned i = 0; i < SUPER_MIRRORS; i++) {
-		reader->mirrors[i].offset = super_mirror_offset(i);
-		read_mirror(reader, &reader->mirrors[i]);
-	}
 	return 0;
 }

@@ -1,25 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * fuzz-reader [--seed N] [--iterations N] IMAGE...: changes superblocks and tree blocks of healthy
- * images (images.h), and has the reader, inspect and check look at the result, all in this process.
+ * images (images.h), and has the reader look at the result, all in this process.
  * They may fail, but must not crash, hang or allocate without bound.
  */
-#include "base/cleanup.h"
-#include "btrfs/check/check.h"
 #include "btrfs/layout.h"
 #include "btrfs/reader.h"
 #include "tests/images.h"
 
 static void look(int fd)
 {
-	_cleanup_(report_deinit) struct report report = { 0 };
-	struct layout layout = { 0 };
+	struct layout layout;
 	struct reader reader;
 
 	if (reader_open(&reader, fd))
 		return;
 	(void)layout_find(&reader, &layout);
-	check_image(&reader, &layout, &report);
 	reader_close(&reader);
 }
 

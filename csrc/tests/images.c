@@ -16,7 +16,6 @@
 #include "base/message.h"
 #include "btrfs/cursor.h"
 #include "btrfs/super.h"
-#include "btrfs/walk.h"
 
 enum {
 	PIECES_MAX = 200,
@@ -69,32 +68,37 @@ static int add_piece(struct target *target, uint64_t offset, uint32_t length)
 	return pread_full(target->fd, piece->clean, length, offset);
 }
 
-static int add_block(struct walk *walk, const struct block_expect *expect, void *block)
+/* Adds a block and all below it. Recursion is only as deep as the tree is high. */
+static int add_tree(struct target *target, struct reader *reader, const struct block_expect *expect)
 {
-	struct target *target = walk->context;
-	const struct chunk *chunk = reader_map(walk->reader, expect->bytenr, 1);
+	_cleanup_free_ void *block = malloc(reader->node_bytes);
+	int ret = block ? reader_read_block(reader, expect, block) : -ENOMEM;
+	const struct chunk *chunk = reader_map(reader, expect->bytenr, 1);
 
-	(void)block;
+	if (ret)
+		return ret;
 	add_value(target, expect->bytenr);
-	return add_piece(target, chunk->stripes[0] + (expect->bytenr - chunk->logical),
-			 walk->reader->node_bytes);
+	ret = add_piece(target, chunk->stripes[0] + (expect->bytenr - chunk->logical),
+			reader->node_bytes);
+	for (uint32_t i = 0; expect->level && i < block_count(block) && !ret; i++) {
+		struct block_expect child = block_child(expect, block, i);
+
+		ret = add_tree(target, reader, &child);
+	}
+	return ret;
 }
 
 static int add_trees(struct target *target, struct reader *reader)
 {
-	_cleanup_(block_set_deinit) struct block_set visited = { 0 };
 	_cleanup_(cursor_close) struct cursor cursor = { 0 };
-	struct walk walk = {
-		.reader = reader, .visited = &visited, .visit = add_block, .context = target
-	};
 	struct block_expect root;
 	int ret;
 
 	tree_root_of_super(reader, TREE_CHUNK, &root);
-	ret = tree_walk(&walk, &root);
+	ret = add_tree(target, reader, &root);
 	tree_root_of_super(reader, TREE_ROOT, &root);
 	if (!ret)
-		ret = tree_walk(&walk, &root);
+		ret = add_tree(target, reader, &root);
 	if (ret)
 		return ret;
 	cursor_init(&cursor, reader, &root);
@@ -106,7 +110,7 @@ static int add_trees(struct target *target, struct reader *reader)
 			continue;
 		ret = tree_root_of_item(&cursor, &item, &tree);
 		if (!ret)
-			ret = tree_walk(&walk, &tree);
+			ret = add_tree(target, reader, &tree);
 		if (ret)
 			return ret;
 	}

@@ -27,11 +27,11 @@ from support.images import assemble
 from btrfs_ublk.base.capabilities import Program
 from btrfs_ublk.base.entry import PathType, run_command
 from btrfs_ublk.base.helpers import (
-    CHECKSEED,
     CODEC,
     MKIMAGE,
     MKSEED,
     READIMAGE,
+    SEED,
     helper_path,
 )
 from btrfs_ublk.base.process import run
@@ -94,7 +94,7 @@ def _mkseed(directory: Path) -> Scenario:
 
 def _inspected(directory: Path) -> Scenario:
     run(list(_mkseed(directory).words), timeout_s=_TIMEOUT_S)
-    return Scenario([helper_path(CHECKSEED), "check", directory / "seed"])
+    return Scenario([helper_path(SEED), "inspect", directory / "seed"])
 
 
 def _indexed(directory: Path) -> Scenario:
@@ -144,7 +144,7 @@ def _readimage(form: str) -> Callable[[Path], Scenario]:
 
 SCENARIOS: dict[str, Callable[[Path], Scenario]] = {
     "mkseed": _mkseed,
-    "checkseed": _inspected,
+    "seed": _inspected,
     "codec": _indexed,
     "mkimage": _mkimage,
     "readimage-tar": _readimage("tar"),

@@ -11,14 +11,13 @@ from support.paths import PROJECT
 pytestmark = pytest.mark.thorough
 
 #: One of so many calls fails: more where there are few.
-STEPS = {"checkseed": 3, "codec": 3, "mkimage": 20, "mkseed": 3, "readimage-list": 12}
+STEPS = {"seed": 3, "codec": 3, "mkimage": 20, "mkseed": 3, "readimage-list": 12}
 
 
 @pytest.mark.parametrize("helper", STEPS)
 def test_calls_that_fail(
     sanitized_build: Path, sparse_path: Path, need: Need, helper: str
 ) -> None:
-    """glob() of libc freed memory twice, so that checkseed crashed."""
     need(STRACE)
     library = sanitized_build / "csrc/tests/fail-malloc.so"
     words = ["failing-calls", "--helper", helper, "--library", library]

@@ -15,7 +15,7 @@ from support.sanitized_build import run_sanitized
 
 #: They have tests of their own, on more objects.
 OTHERS = {"codec": "c/codec/test_codec.py", "tar": "c/image/test_sources.py"}
-OTHERS |= {"reader": "c/btrfs/test_check_fuzz.py"}
+OTHERS |= {"reader": "c/btrfs/test_inspect.py"}
 TIMEOUT_S = 250
 
 

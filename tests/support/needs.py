@@ -12,9 +12,9 @@ from typing import NoReturn
 import pytest
 
 from btrfs_ublk.base.helpers import (
-    CHECKSEED,
     HELPERS_VARIABLE,
     MKSEED,
+    SEED,
     SERVER,
     helper_path,
 )
@@ -74,9 +74,9 @@ def moments() -> Iterator[int]:
 @pytest.fixture
 def of_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two helpers that need a version of a library that nobody has; another not."""
-    for name in (MKSEED, SERVER, CHECKSEED):
+    for name in (MKSEED, SERVER, SEED):
         shutil.copy(helper_path(name), tmp_path)
-        if name != CHECKSEED:
+        if name != SEED:
             program = (tmp_path / name).read_bytes()
             assert program.count(b"\0libjansson.so.4\0") == 1
             other = program.replace(b"\0libjansson.so.4\0", b"\0libjansson.so.7\0")

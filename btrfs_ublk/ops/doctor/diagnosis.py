@@ -23,10 +23,9 @@ from btrfs_ublk.base.capabilities import (
     only_looking,
 )
 from btrfs_ublk.base.helpers import (
-    CHECKSEED,
     FETCH,
     MKSEED,
-    RESHAPE,
+    SEED,
     SERVER,
     helper_path,
 )
@@ -154,7 +153,7 @@ def _abilities() -> list[Ability]:
     server = Helper(SERVER)
     loop = (LOOP, Openable(LOOP))
     return [
-        _look("seeds", "make and check seeds", [Helper(MKSEED), Helper(CHECKSEED)]),
+        _look("seeds", "make and check seeds", [Helper(MKSEED), Helper(SEED)]),
         _look(
             "fuse",
             "serve with fuse",
@@ -181,7 +180,7 @@ def _abilities() -> list[Ability]:
         _look(
             "fallocate",
             "seeds by mkfs.btrfs",
-            [ROOT, MKFS_BTRFS, BTRFS, LOOP, Helper(RESHAPE)],
+            [ROOT, MKFS_BTRFS, BTRFS, LOOP, Helper(SEED)],
         ),
         _look(
             "benchmarks",

@@ -20,7 +20,7 @@ from btrfs_ublk.kernel import clone_file, loop_device
 from btrfs_ublk.kernel.attributes import NO_COW, add_attributes, get_attributes
 from btrfs_ublk.kernel.btrfs import reached_inode
 from btrfs_ublk.physmap import PhysicalMap
-from btrfs_ublk.seed import check_seed, inspect_seed
+from btrfs_ublk.seed import check_with_progs, inspect_seed
 from btrfs_ublk.server import FrontEndName, PatternSegment
 from btrfs_ublk.units import KIB, MIB, TIB
 from btrfs_ublk.volume.sprout import sprout
@@ -179,7 +179,7 @@ def test_a_seed_of_the_first_version(sparse_path: Path, need: Need) -> None:
     """Its virtual file is in the top directory, which new files inherit from."""
     need(BTRFS, LOOP)
     path = unpack_old_seed(sparse_path)
-    assert check_seed(path)["clean"]
+    assert check_with_progs(path).clean
     layout = inspect_seed(path)
     assert (layout["subvolumes"], layout["default_subvolume"]) == (1, 5)
     file = layout["virtual_data"]

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "tools/checkseed-print.h"
+#include "tools/seed-print.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -10,6 +10,7 @@
 
 #include "base/cleanup.h"
 #include "base/json_text.h"
+#include "btrfs/super.h"
 
 struct flag_name {
 	uint64_t flag;
@@ -177,17 +178,36 @@ static json_t *json_file(const struct reader *reader, const struct layout *layou
 		"flags", json_flags(inode_flags, le64toh(file->inode.flags)));
 }
 
+/* Returns the end of what must be stored: chunks of metadata, and mirrors of the superblock. */
+static uint64_t local_end(const struct reader *reader)
+{
+	unsigned mirrors = super_mirror_count(reader->device_bytes);
+	uint64_t end = super_mirror_offset(mirrors ? mirrors - 1 : 0) + SUPER_RESERVED_BYTES;
+
+	for (size_t i = 0; i < reader->chunks.count; i++) {
+		const struct chunk *chunk = &reader->chunks.chunks[i];
+
+		for (unsigned j = 0; j < chunk->stripe_count; j++) {
+			if ((chunk->type & CHUNK_TYPE_MASK) != CHUNK_DATA &&
+			    chunk->stripes[j] + chunk->length > end)
+				end = chunk->stripes[j] + chunk->length;
+		}
+	}
+	return end < reader->device_bytes ? end : reader->device_bytes;
+}
+
 static json_t *layout_json(const char *path, const struct reader *reader,
 			   const struct layout *layout)
 {
 	const struct disk_super *super = &reader->super;
 
 	return json_pack(
-		"{so so so so sI sI sI sI sI ss so so so sb ss sI sI so sb so}", "path",
+		"{so so so so sI sI sI sI sI sI ss so so so sb ss sI sI so sb so}", "path",
 		json_bytes(path), "fsid", json_uuid(super->fsid), "device_uuid",
 		json_uuid(super->device.uuid), "label", json_bytes(super->label), "generation",
 		(json_int_t)reader->generation, "device_bytes", (json_int_t)reader->device_bytes,
-		"file_bytes", (json_int_t)reader->file_bytes, "used_bytes",
+		"local_bytes", (json_int_t)local_end(reader), "file_bytes",
+		(json_int_t)reader->file_bytes, "used_bytes",
 		(json_int_t)le64toh(super->bytes_used), "node_bytes",
 		(json_int_t)reader->node_bytes, "checksum", reader->csum->name, "flags",
 		json_flags(super_flags, le64toh(super->flags)), "incompat_flags",
@@ -203,27 +223,4 @@ static json_t *layout_json(const char *path, const struct reader *reader,
 int print_layout(const char *path, const struct reader *reader, const struct layout *layout)
 {
 	return json_text_print(layout_json(path, reader, layout));
-}
-
-static json_t *report_json(const char *path, const struct layout *layout,
-			   const struct report *report)
-{
-	json_t *violations = json_array(), *notes = json_array();
-
-	for (size_t i = 0; i < report->count; i++)
-		json_array_append_new(violations,
-				      json_pack("{ss so}", "rule", report->violations[i].rule,
-						"text", json_bytes(report->violations[i].text)));
-	if (report->note)
-		json_array_append_new(notes, json_string(report->note));
-	return json_pack("{so sb sb ss sI so so sI}", "path", json_bytes(path), "clean",
-			 (int)!report->total, "seeding", (int)layout->is_seeding, "strategy",
-			 layout_strategy_name(layout->strategy), "violation_count",
-			 (json_int_t)report->total, "violations", violations, "notes", notes,
-			 "tree_blocks", (json_int_t)report->tree_blocks);
-}
-
-int print_report(const char *path, const struct layout *layout, const struct report *report)
-{
-	return json_text_print(report_json(path, layout, report));
 }
