@@ -6,6 +6,7 @@
  */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <getopt.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -18,7 +19,7 @@
 
 #include "base/cleanup.h"
 #include "base/message.h"
-#include "bench/options.h"
+#include "base/size.h"
 
 #define PROGRAM "btrfs-ublk-get-ranges"
 
@@ -136,28 +137,40 @@ static int get_all(struct getting *getting)
 	return 0;
 }
 
+static bool take(const char *text, uint64_t most, uint64_t *value)
+{
+	return !size_parse(text, value) && *value && *value <= most;
+}
+
 int main(int argc, char **argv)
 {
+	static const struct option options[] = {
+		{ "port", required_argument, NULL, 'p' },
+		{ "size", required_argument, NULL, 's' },
+		{ "range", required_argument, NULL, 'r' },
+		{ "count", required_argument, NULL, 'c' },
+		{ 0 },
+	};
 	_cleanup_free_ char *buffer = NULL;
 	struct getting getting = { .fd = -1 };
-	const struct bench_option table[] = {
-		{ .name = "port", .number = &getting.port, .least = 1, .most = 65535 },
-		{ .name = "size", .number = &getting.size, .least = 1, .most = INT64_MAX },
-		{ .name = "range", .number = &getting.range, .least = 1, .most = 1 << 30 },
-		{ .name = "count", .number = &getting.count, .least = 1, .most = 1 << 30 },
-		{},
-	};
-	int err;
+	bool is_right = true;
+	int err, option;
 
 	message_init(PROGRAM);
-	err = bench_options_parse(argc, argv, help_text, table, &getting.path);
-	if (err != BENCH_OPTIONS_DONE)
+	if (answer_options(argc, argv, help_text, &err))
 		return err;
-	if (!getting.path || !getting.port || !getting.count || !getting.range ||
+	while (is_right && (option = getopt_long(argc, argv, "", options, NULL)) != -1)
+		is_right = option == 'p' ? take(optarg, UINT16_MAX, &getting.port) :
+			   option == 's' ? take(optarg, INT64_MAX, &getting.size) :
+			   option == 'r' ? take(optarg, 1 << 30, &getting.range) :
+			   option == 'c' ? take(optarg, 1 << 30, &getting.count) :
+					   false;
+	if (!is_right || argc - optind != 1 || !getting.port || !getting.count || !getting.range ||
 	    getting.size < getting.range)
-		return msg_fail(
-			EXIT_USAGE,
-			"a port, a size, a range of at most that, a count and a path are needed");
+		return usage_error(
+			"a port, a size, a range of at most that, a count and a path are needed",
+			NULL);
+	getting.path = argv[optind];
 	getting.buffer = buffer = malloc(HEAD_BYTES + getting.range);
 	err = buffer ? open_connection(&getting) : -ENOMEM;
 	if (!err)

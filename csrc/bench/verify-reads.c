@@ -1,224 +1,368 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * btrfs-ublk-verify-reads: reads a file or device whose content is known, without a pause, and
- * accounts for every read: right, wrong, failed, or without an answer. A program that kills the
- * device's server meanwhile sends "mark", and is told when reads are answered again.
+ * btrfs-ublk-verify-reads: load that notices a dead server. Each thread is one read under way, and
+ * the main thread looks for reads that hang.
  */
+#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/fs.h>
 #include <poll.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/cleanup.h"
+#include "base/clock.h"
 #include "base/message.h"
 #include "base/size.h"
-#include "bench/options.h"
-#include "bench/reads.h"
 
 #define PROGRAM "btrfs-ublk-verify-reads"
+
 static const char help_text[] =
-	"Usage: " PROGRAM " [OPTION]... FILE\n"
-	"Read random ranges of FILE, of 4 KiB to 1 MiB, and verify every byte: each aligned\n"
-	"8 bytes hold their own offset plus a base, little-endian, as in a pattern segment.\n"
-	"\n"
-	"  --depth N       with O_DIRECT and an io_uring, N reads at once (default: 64)\n"
-	"  --mmap N        through mmap(2), in N threads\n"
-	"  --base N        what the first 8 bytes hold (default: 0)\n"
-	"  --memset BYTE   every byte is this one\n"
-	"  --size SIZE     read below this offset only (default: the size of FILE)\n"
-	"  --seed N        for the random numbers (default: 1)\n"
-	"  --deadline S    a read that takes longer is \"hung\" (default: 30)\n"
-	"  --duration S    end after S seconds; without it, at a line or the end of file on\n"
-	"                  standard input. The line \"mark\" does not end it: as soon as a read\n"
-	"                  that began after it is answered, a \"served\" event is printed.\n"
-	"  --help, --version\n"
-	"\n"
+	"Usage: " PROGRAM " direct|mmap THREADS BASE SEED DEADLINE_S FILE\n"
+	"Read random ranges of FILE, of 4 KiB to 1 MiB, with O_DIRECT or through mmap(2), and\n"
+	"verify every byte: each aligned 8 bytes hold their own offset plus BASE,\n"
+	"little-endian, as in a pattern segment. A read that takes longer than DEADLINE_S is\n"
+	"\"hung\". The line \"mark\" on standard input asks for a \"served\" event as soon as a\n"
+	"read that began after it is answered; another line, or the end of the file, ends it.\n"
 	"Prints JSON, a line for each event, and at the end a report; times are those of\n"
-	"CLOCK_MONOTONIC, in nanoseconds. pause_ns is the longest time without an answer,\n"
-	"which began at pause_at_ns.\n"
-	"\n"
+	"CLOCK_MONOTONIC, in nanoseconds.\n"
 	"Exit status: 0 all reads were right, 1 not so, or failed to start, 2 wrong usage.\n";
 
 enum {
-	MAX_DEPTH = 1024,
-	MAX_THREADS = 64,
+	READ_LOG_BLOCKS = 8, /* the longest read is 2^8 blocks, 1 MiB */
+	READ_MAX_BYTES = BLOCK_BYTES << READ_LOG_BLOCKS,
+	LARGEST_FOLIO_BYTES = 2 << 20,
+	PAGE_BY_PAGE_BYTES = 64 << 10,
+	MAX_THREADS = 256,
 	CHECK_MS = 100,
+	SECTOR_BYTES = 512,
+	/* Used instead of an errno. */
+	ERROR_SHORT = 254, /* the file ended */
+	ERROR_SIGBUS = 255,
+	ERRORS = 256,
 };
 
-struct options {
-	const char *path;
-	uint64_t depth;
-	uint64_t threads; /* that read with mmap(2); 0: O_DIRECT */
-	uint64_t base;
-	uint64_t byte;
-	bool memset;
-	uint64_t size; /* 0: the file's size */
-	uint64_t seed;
-	uint64_t deadline_s;
-	uint64_t duration_s; /* 0: until standard input says so */
+/* A thread, and its read under way. */
+struct slot {
+	uint64_t offset;
+	uint64_t begin_ns; /* 0: no read */
+	size_t length;
+	bool hung; /* it was reported */
 };
 
-static int file_size(int fd, uint64_t *size)
+static bool is_mapped;
+static int fd;
+static uint64_t file_bytes, base, random_state, deadline_ns;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct slot slots[MAX_THREADS];
+static unsigned slot_count, running;
+static bool stopping;
+static uint64_t mark_ns, marks; /* mark_ns: when "mark" was read; 0: "served" was said */
+static uint64_t reads, errors, hung, wrong_bytes, max_ns;
+static uint64_t by_error[ERRORS];
+static uint64_t wrong_offset, wrong_found; /* of the first wrong word */
+
+/* The memory that the thread is reading, for the signal handler. */
+static _Thread_local const uint8_t *window_begin, *window_end;
+static _Thread_local sigjmp_buf escape;
+
+/* splitmix64 (Steele, Lea, Flood 2014): any seed will do, and all 64 bits are good. */
+static uint64_t next_random(void)
+{
+	uint64_t z = random_state += 0x9e3779b97f4a7c15;
+
+	z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+	z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+	return z ^ (z >> 31);
+}
+
+/* Chooses what to read; false: nothing more. */
+static bool begin(struct slot *slot)
+{
+	pthread_mutex_lock(&lock);
+	slot->length = (size_t)BLOCK_BYTES << next_random() % (READ_LOG_BLOCKS + 1);
+	if (slot->length > file_bytes)
+		slot->length = file_bytes;
+	slot->offset =
+		next_random() % ((file_bytes - slot->length) / BLOCK_BYTES + 1) * BLOCK_BYTES;
+	slot->hung = false;
+	slot->begin_ns = stopping ? 0 : clock_now_ns();
+	running -= stopping;
+	pthread_mutex_unlock(&lock);
+	return slot->begin_ns;
+}
+
+static void end(struct slot *slot, uint64_t end_ns, int error)
+{
+	pthread_mutex_lock(&lock);
+	if (error) {
+		by_error[error < ERRORS ? error : EIO]++;
+		errors++;
+	} else {
+		reads++;
+		if (end_ns - slot->begin_ns > max_ns)
+			max_ns = end_ns - slot->begin_ns;
+		if (mark_ns && slot->begin_ns >= mark_ns) {
+			mark_ns = 0;
+			printf("{\"event\": \"served\", \"mark\": %" PRIu64 ", \"at_ns\": %" PRIu64
+			       "}\n",
+			       marks, end_ns);
+		}
+	}
+	slot->begin_ns = 0;
+	pthread_mutex_unlock(&lock);
+	if (error) /* a removed device fails a million reads per second */
+		poll(NULL, 0, 1);
+}
+
+static void verify(uint64_t offset, const uint8_t *data, size_t length)
+{
+	for (size_t at = 0; at < length; at += sizeof(uint64_t)) {
+		uint64_t found, difference;
+
+		memcpy(&found, data + at, sizeof(found));
+		difference = le64toh(found) ^ (base + offset + at);
+		if (!difference)
+			continue;
+		pthread_mutex_lock(&lock);
+		if (!wrong_bytes) {
+			wrong_offset = offset + at;
+			wrong_found = le64toh(found);
+		}
+		for (; difference; difference >>= 8)
+			wrong_bytes += (difference & 0xff) != 0;
+		pthread_mutex_unlock(&lock);
+	}
+}
+
+static void read_direct(struct slot *slot, uint8_t *buffer)
+{
+	size_t done = 0;
+	int error = 0;
+
+	/* A wrong word in each sector, to detect a read that succeeds without filling it. */
+	for (size_t at = 0; at < slot->length; at += SECTOR_BYTES) {
+		uint64_t word = ~htole64(base + slot->offset + at);
+
+		memcpy(buffer + at, &word, sizeof(word));
+	}
+	while (done < slot->length && !error) {
+		ssize_t got =
+			pread(fd, buffer + done, slot->length - done, (off_t)(slot->offset + done));
+
+		if (got > 0)
+			done += (size_t)got;
+		else if (got == 0 || errno != EINTR)
+			error = got ? errno : ERROR_SHORT;
+		if (done % BLOCK_BYTES)
+			error = ERROR_SHORT;
+	}
+	verify(slot->offset, buffer, done);
+	end(slot, clock_now_ns(), error);
+}
+
+static void on_sigbus(int signum, siginfo_t *info, void *context)
+{
+	const uint8_t *address = info->si_addr;
+
+	if (address >= window_begin && address < window_end)
+		siglongjmp(escape, 1);
+	signal(signum, SIG_DFL); /* not our read: the signal comes again, and is fatal */
+}
+
+/* Returns 0 or ERROR_SIGBUS. Pages may be evicted while they are compared. */
+static int look_at(const struct slot *slot, const uint8_t *map)
+{
+	int error = 0;
+
+	window_begin = map + slot->offset % (uint64_t)getpagesize();
+	window_end = window_begin + slot->length;
+	if (sigsetjmp(escape, 1))
+		error = ERROR_SIGBUS;
+	else
+		verify(slot->offset, window_begin, slot->length);
+	window_begin = window_end = NULL;
+	return error;
+}
+
+static void read_mapped(struct slot *slot)
+{
+	uint64_t page_bytes = (uint64_t)getpagesize();
+	size_t length = slot->length + slot->offset % page_bytes;
+	off_t start = (off_t)(slot->offset / page_bytes * page_bytes);
+	uint8_t *map = mmap(NULL, length, PROT_READ, MAP_SHARED, fd, start);
+	uint64_t first = slot->offset / LARGEST_FOLIO_BYTES * LARGEST_FOLIO_BYTES;
+	uint64_t last = round_up_u64(slot->offset + slot->length, LARGEST_FOLIO_BYTES);
+	int error = map == MAP_FAILED ? errno : 0;
+
+	if (!error) {
+		/* Otherwise a fault reads ahead, 4 MiB on btrfs. */
+		madvise(map, length, MADV_RANDOM);
+		/* Short reads go page by page, which would be too slow for long ones. */
+		if (slot->length > PAGE_BY_PAGE_BYTES)
+			madvise(map, length, MADV_WILLNEED);
+		error = look_at(slot, map);
+		munmap(map, length);
+		/* So that the next read asks the device; the kernel keeps a folio in part. */
+		posix_fadvise(fd, (off_t)first, (off_t)(last - first), POSIX_FADV_DONTNEED);
+	}
+	end(slot, clock_now_ns(), error);
+}
+
+static void *thread_main(void *argument)
+{
+	struct slot *slot = argument;
+	uint8_t *buffer = is_mapped ? NULL : aligned_alloc(BLOCK_BYTES, READ_MAX_BYTES);
+
+	if (!is_mapped && !buffer)
+		_exit(msg_fail(EXIT_FAILED, "no memory"));
+	while (begin(slot)) {
+		if (is_mapped)
+			read_mapped(slot);
+		else
+			read_direct(slot, buffer);
+	}
+	free(buffer);
+	return NULL;
+}
+
+static void find_hung(void)
+{
+	uint64_t now = clock_now_ns();
+
+	pthread_mutex_lock(&lock);
+	for (struct slot *slot = slots; slot < slots + slot_count; slot++) {
+		if (!slot->begin_ns || slot->hung || now < slot->begin_ns + deadline_ns)
+			continue;
+		slot->hung = true;
+		hung++;
+		printf("{\"event\": \"hung\", \"offset\": %" PRIu64 ", \"length\": %zu}\n",
+		       slot->offset, slot->length);
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+static bool is_running(void)
+{
+	bool found;
+
+	pthread_mutex_lock(&lock);
+	found = running;
+	pthread_mutex_unlock(&lock);
+	return found;
+}
+
+/* Waits for lines until one ends it, then for threads, but not for those stuck in the kernel. */
+static void wait_for_end(void)
+{
+	struct pollfd input = { .fd = STDIN_FILENO, .events = POLLIN };
+	uint64_t until_ns;
+	char line[16];
+
+	for (;;) {
+		int ready = poll(&input, 1, CHECK_MS);
+
+		find_hung();
+		if (ready > 0 && (!fgets(line, sizeof(line), stdin) || strcmp(line, "mark\n") != 0))
+			break;
+		pthread_mutex_lock(&lock);
+		if (ready > 0) {
+			marks++;
+			mark_ns = clock_now_ns();
+		}
+		pthread_mutex_unlock(&lock);
+	}
+	pthread_mutex_lock(&lock);
+	stopping = true;
+	pthread_mutex_unlock(&lock);
+	until_ns = clock_now_ns() + deadline_ns;
+	while (is_running() && clock_now_ns() < until_ns)
+		poll(NULL, 0, 1);
+	find_hung();
+}
+
+static void report(void)
+{
+	const char *separator = "";
+
+	pthread_mutex_lock(&lock);
+	printf("{\"event\": \"report\", \"reads\": %" PRIu64 ", \"errors\": %" PRIu64
+	       ", \"hung\": %" PRIu64 ", \"max_ns\": %" PRIu64 ", \"wrong_bytes\": %" PRIu64
+	       ", \"wrong_offset\": %" PRIu64 ", \"wrong_found\": %" PRIu64 ", \"by_error\": {",
+	       reads, errors, hung, max_ns, wrong_bytes, wrong_offset, wrong_found);
+	for (int i = 0; i < ERRORS; i++) {
+		const char *name = i == ERROR_SHORT  ? "short" :
+				   i == ERROR_SIGBUS ? "SIGBUS" :
+						       strerrorname_np(i);
+
+		if (by_error[i])
+			printf("%s\"%s\": %" PRIu64, separator, name ? name : "unknown",
+			       by_error[i]);
+		separator = by_error[i] ? ", " : separator;
+	}
+	puts("}}");
+	pthread_mutex_unlock(&lock);
+}
+
+static int open_file(const char *path)
 {
 	struct stat status;
 
-	if (fstat(fd, &status))
+	fd = open(path, O_RDONLY | O_CLOEXEC | (is_mapped ? 0 : O_DIRECT));
+	if (fd < 0 || fstat(fd, &status))
 		return -errno;
-	*size = (uint64_t)status.st_size;
-	if (S_ISBLK(status.st_mode) && ioctl(fd, BLKGETSIZE64, size))
+	file_bytes = (uint64_t)status.st_size;
+	if (S_ISBLK(status.st_mode) && ioctl(fd, BLKGETSIZE64, &file_bytes))
 		return -errno;
-	return 0;
-}
-
-static int open_file(const struct options *options, struct reads *reads)
-{
-	int flags = O_RDONLY | O_CLOEXEC | (options->threads ? 0 : O_DIRECT);
-	int err;
-
-	reads->fd = open(options->path, flags);
-	if (reads->fd < 0)
-		return msg_fail(EXIT_FAILED, "cannot open %s: %s", options->path, strerror(errno));
-	reads->size = options->size;
-	err = reads->size ? 0 : file_size(reads->fd, &reads->size);
-	if (err)
-		return msg_fail(EXIT_FAILED, "size of %s: %s", options->path, strerror(-err));
-	reads->size -= reads->size % BLOCK_BYTES;
-	if (!reads->size)
-		return msg_fail(EXIT_USAGE, "%s has no whole block of %u bytes", options->path,
-				BLOCK_BYTES);
-	return EXIT_OK;
-}
-
-/* Returns false at the end of the file, and for any line but "mark". */
-static bool take_command(struct reads *reads)
-{
-	static char line[64];
-	static size_t length;
-	ssize_t got = read(STDIN_FILENO, line + length, sizeof(line) - length);
-	char *end;
-
-	if (got < 0)
-		return errno == EINTR || errno == EAGAIN;
-	if (!got)
-		return false;
-	length += (size_t)got;
-	while ((end = memchr(line, '\n', length))) {
-		size_t bytes = (size_t)(end + 1 - line);
-
-		if (bytes != strlen("mark\n") || memcmp(line, "mark", strlen("mark")))
-			return false;
-		reads_mark(reads);
-		length -= bytes;
-		memmove(line, end + 1, length);
-	}
-	return length < sizeof(line);
-}
-
-static void wait_for_end(const struct options *options, struct reads *reads)
-{
-	uint64_t end_ns = clock_now_ns() + options->duration_s * NS_PER_S;
-	/* NB: poll() ignores a negative descriptor. */
-	struct pollfd input = { .fd = options->duration_s ? -1 : STDIN_FILENO, .events = POLLIN };
-
-	while (!options->duration_s || clock_now_ns() < end_ns) {
-		int ready = poll(&input, 1, CHECK_MS);
-
-		reads_find_hung(reads);
-		if (ready > 0 && !take_command(reads))
-			return;
-	}
-}
-
-static int start(const struct options *options, struct reads *reads, struct reader *readers)
-{
-	unsigned per_thread = options->threads ? 1 : reads->slot_count;
-	pthread_t thread;
-
-	for (unsigned i = 0; i < reads->running; i++) {
-		int err;
-
-		readers[i] = (struct reader){
-			.reads = reads,
-			.slots = &reads->slots[(size_t)i * per_thread],
-			.slot_count = per_thread,
-		};
-		err = pthread_create(&thread, NULL,
-				     options->threads ? read_mapped_main : read_direct_main,
-				     &readers[i]);
-		if (err)
-			return msg_fail(EXIT_FAILED, "cannot start thread %u: %s", i,
-					strerror(err));
-		pthread_detach(thread);
-	}
-	return EXIT_OK;
-}
-
-static int run(const struct options *options)
-{
-	static struct reader readers[MAX_THREADS];
-	static struct slot slots[MAX_DEPTH];
-	static struct reads reads = {
-		.lock = PTHREAD_MUTEX_INITIALIZER,
-		.idle = PTHREAD_COND_INITIALIZER,
-	};
-	bool complete = true;
-	int ret;
-
-	reads.base = options->base;
-	reads.byte = options->memset ? (int)options->byte : -1;
-	reads.deadline_ns = options->deadline_s * NS_PER_S;
-	reads.random = options->seed;
-	reads.slots = slots;
-	reads.slot_count = (unsigned)(options->threads ? options->threads : options->depth);
-	reads.running = options->threads ? reads.slot_count : 1;
-	ret = open_file(options, &reads);
-	if (!ret)
-		ret = start(options, &reads, readers);
-	if (ret)
-		return ret;
-	wait_for_end(options, &reads);
-	if (!reads_stop(&reads))
-		complete = false; /* threads are stuck in the kernel */
-	for (unsigned i = 0; i < MAX_THREADS; i++) {
-		if (readers[i].error)
-			complete = false;
-	}
-	if (reads_report(&reads))
-		complete = false;
-	return complete && reads_are_good(&reads) ? EXIT_OK : EXIT_FAILED;
+	file_bytes -= file_bytes % BLOCK_BYTES;
+	return file_bytes ? 0 : -ENODATA;
 }
 
 int main(int argc, char **argv)
 {
-	struct options options = { .depth = 64, .seed = 1, .deadline_s = 30 };
-	const struct bench_option table[] = {
-		{ "depth", .number = &options.depth, .least = 1, .most = MAX_DEPTH },
-		{ "mmap", .number = &options.threads, .least = 1, .most = MAX_THREADS },
-		{ "base", .number = &options.base, .most = UINT64_MAX },
-		{ "memset", .number = &options.byte, .most = UINT8_MAX, .given = &options.memset },
-		{ "size", .number = &options.size, .least = BLOCK_BYTES, .most = INT64_MAX },
-		{ "seed", .number = &options.seed, .most = UINT64_MAX },
-		{ "deadline", .number = &options.deadline_s, .least = 1, .most = UINT32_MAX },
-		{ "duration", .number = &options.duration_s, .least = 1, .most = UINT32_MAX },
-		{},
-	};
+	struct sigaction action = { .sa_sigaction = on_sigbus, .sa_flags = SA_SIGINFO };
+	uint64_t threads, deadline_s;
 	int status;
 
 	message_init(PROGRAM);
-	status = bench_options_parse(argc, argv, help_text, table, &options.path);
-	if (status != BENCH_OPTIONS_DONE)
+	if (answer_options(argc, argv, help_text, &status))
 		return status;
-	if (!options.path)
-		return usage_error("one FILE is needed", NULL);
-	status = run(&options);
+	is_mapped = argc > 1 && !strcmp(argv[1], "mmap");
+	if (argc != 7 || (!is_mapped && strcmp(argv[1], "direct") != 0) ||
+	    size_parse(argv[2], &threads) || !threads || threads > MAX_THREADS ||
+	    size_parse(argv[3], &base) || size_parse(argv[4], &random_state) ||
+	    size_parse(argv[5], &deadline_s) || !deadline_s)
+		return usage_error("wrong words", NULL);
+	status = open_file(argv[6]);
+	if (status)
+		return msg_fail(EXIT_FAILED, "cannot read %s: %s", argv[6], strerror(-status));
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	setvbuf(stdin, NULL, _IONBF, 0); /* poll() does not see what a buffer has */
+	sigaction(SIGBUS, &action, NULL);
+	deadline_ns = deadline_s * NS_PER_S;
+	slot_count = running = (unsigned)threads;
+	for (unsigned i = 0; i < slot_count; i++) {
+		pthread_t thread;
+
+		status = pthread_create(&thread, NULL, thread_main, &slots[i]);
+		if (status)
+			return msg_fail(EXIT_FAILED, "cannot start a thread: %s", strerror(status));
+		pthread_detach(thread);
+	}
+	wait_for_end();
+	report();
 	fflush(NULL);
 	/* NB: not exit(): threads may still wait for their reads. */
-	_exit(status);
+	_exit(running || wrong_bytes || errors || hung ? EXIT_FAILED : EXIT_OK);
 }

@@ -59,7 +59,7 @@ class VerifiedReads:
 
     def wait_served(self, *, timeout_s: float) -> Event:
         """Return the answer to mark(): "at_ns" (CLOCK_MONOTONIC) is when the read was
-        answered; the other values are counts so far.
+        answered.
 
         Raises NoAnswerError when none is answered in time, or some read hangs.
         """
@@ -116,12 +116,12 @@ def verified_reads(
     ``threads``, through mmap(2). Each 8 bytes hold their offset plus ``base``. A read
     hangs when it takes longer than ``deadline_s`` seconds. ``name`` is for messages.
     """
-    how = f"--mmap={threads}" if threads else f"--depth={depth}"
     argv: Sequence[str | Path] = [
         # Verifying takes all the CPU that it gets, so others must go first.
         *("nice", "-n", "19"),
-        *(helper_path(VERIFY_READS), how, f"--base={base}", f"--seed={seed}"),
-        *(f"--deadline={deadline_s}", path),
+        *(helper_path(VERIFY_READS), "mmap" if threads else "direct"),
+        *map(str, (threads or depth, base, seed, deadline_s)),
+        path,
     ]
     with ExitStack() as stack:
         with deferred():
