@@ -25,7 +25,7 @@ def test_examples_pass(
         (pytester.path / name).write_text(text, encoding="utf-8")
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", timeout=120)
     no_ublk = int(UBLK.probe() is not None)
-    result.assert_outcomes(passed=11 - no_ublk, skipped=no_ublk)
+    result.assert_outcomes(passed=9 - no_ublk, skipped=no_ublk)
 
 
 def test_it_names_all_settings(pytester: pytest.Pytester) -> None:
