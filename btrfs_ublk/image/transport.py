@@ -19,11 +19,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from urllib.parse import quote, unquote, urlsplit
 
+from btrfs_ublk.base.urls import shown_text
+from btrfs_ublk.errors import UsageError
+
 #: Of a URL, what others have left unquoted, or have quoted already.
 _SAFE = "!#$%&'()*+,/:;=?@[]~"
 _BUNDLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 #: Connections that wait for the next request, of each server.
-_IDLE = 4
+_IDLE = 16
 _LINK = re.compile(r'<([^>]*)>[^,]*?;\s*rel="?next"?')
 
 
@@ -201,7 +204,7 @@ class Session:
         try:
             parts = urlsplit(url)
             if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ValueError(f"{url[:200]!r} is no URL of a web server")
+                raise ValueError(f"{shown_text(url)[:200]!r} is no URL of a web server")
             port = parts.port or (443 if parts.scheme == "https" else 80)
             server = (parts.scheme, parts.hostname, port)
             target = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
@@ -221,7 +224,7 @@ class Session:
                 try:
                     if connection.sock is not None:
                         connection.sock.settimeout(timeout_s[1])
-                    connection.request(method, target, body, given)
+                    _request(connection, method, target, body, given)
                     # NB: it forgets the socket of what is the last on a connection.
                     return Answer(self, server, connection, connection.sock, url)
                 except BaseException as error:
@@ -267,6 +270,22 @@ class Session:
         return made
 
 
+def _request(
+    connection: http.client.HTTPConnection,
+    method: str,
+    target: str,
+    body: bytes | Iterable[bytes] | None,
+    headers: Mapping[str, str],
+) -> None:
+    try:
+        connection.request(method, target, body, headers)
+    except (BrokenPipeError, ConnectionResetError):
+        # A server that does not want a large body answers and closes, so that its
+        # answer may be there. The rest of the body cannot follow on this connection.
+        if not body or connection.sock is None or not _is_readable(connection.sock):
+            raise
+
+
 def _is_readable(sock: socket.socket) -> bool:
     poll = select.poll()
     poll.register(sock, select.POLLIN)
@@ -274,10 +293,18 @@ def _is_readable(sock: socket.socket) -> bool:
 
 
 def _context(ca_file: str | None) -> ssl.SSLContext:
-    path = ca_file or next((x for y in _BUNDLES if (x := os.environ.get(y))), None)
-    if path is not None and os.path.isdir(path):
-        return ssl.create_default_context(capath=path)
-    return ssl.create_default_context(cafile=path)
+    """Raises UsageError for certificates that cannot be read."""
+    given = (("--ca-file", ca_file), *((x, os.environ.get(x)) for x in _BUNDLES))
+    name, path = next((x for x in given if x[1]), ("", None))
+    try:
+        if path is not None and os.path.isdir(path):
+            return ssl.create_default_context(capath=path)
+        return ssl.create_default_context(cafile=path)
+    except OSError as error:
+        raise UsageError(
+            f"{name} {path}: no certificates can be read there: {error.strerror}",
+            hint="name a file of certificates (PEM), or leave it out",
+        ) from error
 
 
 def _proxy_of(scheme: str, host: str, port: int) -> str | None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 from support.web_servers import response, scripted_server
 
+from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.transport import Answer, NoAnswer, Session
 
 TIMEOUT_S = (5.0, 5.0)
@@ -121,6 +122,39 @@ def test_proxies_of_the_environment(
     line, *headers = proxy.requests[0].splitlines()
     assert line == asked and "Host: registry.test:5000" in headers
     assert "Proxy-Authorization: Basic bWU6c0BjcnQ=" in headers
+
+
+def test_an_early_answer_to_a_large_body_counts(session: Session) -> None:
+    """A server that refuses an upload answers before it has all, and closes."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            client, _ = listener.accept()
+            with client:
+                client.recv(1)
+                client.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
+
+        threading.Thread(target=serve, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/x"
+        body = (bytes(1 << 20) for _ in range(64))
+        with session.send(
+            "PUT", url, headers={}, body=body, timeout_s=TIMEOUT_S
+        ) as answer:
+            assert answer.status_code == 413
+
+
+def test_certificates_that_are_missing(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/none/such.pem")
+    with pytest.raises(UsageError, match="REQUESTS_CA_BUNDLE /none/such.pem: "):
+        get(session, "https://127.0.0.1:1/")
+
+
+def test_no_signature_is_told(session: Session) -> None:
+    with pytest.raises(NoAnswer) as refused:
+        get(session, "ftp://127.0.0.1/x?sig=s1gned")
+    assert "s1gned" not in refused.value.reason
 
 
 def test_pages(session: Session) -> None:
