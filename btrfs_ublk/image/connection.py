@@ -6,12 +6,10 @@ the registry only, and passwords only to a token server with TLS, or on loopback
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import random
 import re
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -46,7 +44,7 @@ _PATIENCE_S = 60.0
 _MAX_REDIRECTIONS = 5
 REDIRECTIONS = (301, 302, 303, 307, 308)
 #: Too busy, or a gateway whose server is; a later request may succeed.
-_PASSING = (408, 429, 500, 502, 503, 504)
+PASSING = (408, 429, 500, 502, 503, 504)
 _MAX_ERROR_BYTES = 16 << 10
 _MAX_TOKEN_BYTES = 1 << 20
 _TOKEN_DEFAULT_S, _TOKEN_MARGIN_S = 60.0, 30.0
@@ -59,17 +57,12 @@ Body = Callable[[], bytes | Iterable[bytes]]
 
 
 @contextmanager
-def deadline(response: Any, size_bytes: int) -> Iterator[None]:
-    """End a response of which so much is read more slowly than may be: timeouts are
+def deadline(response: Answer, size_bytes: int) -> Iterator[None]:
+    """End an answer, of which so much is read, when it takes too long: timeouts are
     about the time between two bytes, so that one now and then would hold us for ever.
     """
-
-    def end() -> None:
-        # urllib3 has it from 2.3 on; before that, there are only the timeouts.
-        with suppress(AttributeError, ValueError, OSError):
-            getattr(response, "raw", response).shutdown()
-
-    timer = threading.Timer(_LONGEST_S + size_bytes / _LEAST_BYTES_PER_S, end)
+    allowed_s = _LONGEST_S + size_bytes / _LEAST_BYTES_PER_S
+    timer = threading.Timer(allowed_s, response.shutdown)
     timer.daemon = True
     timer.start()
     try:
@@ -124,8 +117,6 @@ class Connection:
         self._caches = access.caches(host) if actions == "pull" and not base else ()
         ca_file = None if access.ca_file is None else str(access.ca_file)
         self._session = Session(_AGENT, ca_file)
-        if access.ca_file is not None and not access.ca_file.is_file():
-            raise UsageError(f"there is no file of certificates {access.ca_file}")
 
     def close(self) -> None:
         self._session.close()
@@ -197,7 +188,7 @@ class Connection:
                 if self._learn(response):
                     response.close()
                     continue
-            if response.status_code in _PASSING and tried < tries:
+            if response.status_code in PASSING and tried < tries:
                 wait_s = retry_after_s(response.headers.get("Retry-After"), pause_s)
                 if time.monotonic() + wait_s > until_s:
                     with response:
@@ -225,25 +216,19 @@ class Connection:
         closes it. Where the cache is only getting it (425), it is asked again for some
         seconds. Several threads may do so. Raises NoAnswer."""
         until_s = time.monotonic() + _LATER_S
+        parts = urlsplit(self.url(path))
+        asked = {"Host": parts.netloc, **(headers or {})}
         while True:
-            response = self._ask_once(cache, path, headers)
+            response = self._session.send(
+                "GET",
+                cache.rstrip("/") + parts.path,
+                headers=self._headers(asked, authorized=True),
+                timeout_s=_CACHE_TIMEOUT_S,
+            )
             if response.status_code != 425 or time.monotonic() > until_s:
-                return response
+                break
             response.close()
             time.sleep(_LATER_PAUSE_S)
-
-    def _ask_once(
-        self, cache: str, path: str, headers: Mapping[str, str] | None
-    ) -> Answer:
-        parts = urlsplit(self.url(path))
-        response = self._session.send(
-            "GET",
-            cache.rstrip("/") + parts.path,
-            headers=self._headers(
-                {"Host": parts.netloc, **(headers or {})}, authorized=True
-            ),
-            timeout_s=_CACHE_TIMEOUT_S,
-        )
         try:
             self._refuse_encoded(response)
         except RegistryError as error:
@@ -321,7 +306,7 @@ class Connection:
     def _learn(self, response: Answer) -> bool:
         """Learn from a refusal how the registry wants to be asked."""
         # Many registries want no login.
-        from btrfs_ublk.image.logins import parse_challenges
+        from btrfs_ublk.image.logins import basic, parse_challenges
 
         wanted = parse_challenges(
             response.headers.get("WWW-Authenticate", ""), response.url
@@ -336,7 +321,7 @@ class Connection:
             self._challenge, self._until_s = wanted, 0.0
             return True
         if wanted.basic and login.user:
-            self._authorization = _basic(login)
+            self._authorization = basic(login)
             return True
         return False
 
@@ -373,7 +358,8 @@ class Connection:
             self._access.insecure and is_loopback(realm)
         ):
             raise RegistryError(
-                f"{self._registry} wants its token got without TLS, from {realm!r}"
+                f"{self._registry} wants its token got without TLS, from "
+                f"{shown_text(realm)}"
             )
         login = self._credentials()
         # NB: what the registry asks for is about one request, and ours about all.
@@ -400,7 +386,7 @@ class Connection:
                 if response.status_code == 200:
                     break
                 shared.tell(None)
-                if tried == _MAX_TRIES or response.status_code not in _PASSING:
+                if tried == _MAX_TRIES or response.status_code not in PASSING:
                     self._refused(what, response)
                 wait_s = retry_after_s(response.headers.get("Retry-After"), wait_s)
                 if time.monotonic() + wait_s > until_s:
@@ -430,11 +416,13 @@ class Connection:
                 body=urlencode(form, doseq=True).encode(),
                 timeout_s=_TIMEOUT_S,
             )
+        from btrfs_ublk.image.logins import basic
+
         query = urlencode(asked, doseq=True)
         return self._session.send(
             "GET",
             f"{realm}{'&' if '?' in realm else '?'}{query}",
-            headers={"Authorization": _basic(login)} if login.user else {},
+            headers={"Authorization": basic(login)} if login.user else {},
             timeout_s=_TIMEOUT_S,
         )
 
@@ -503,39 +491,9 @@ class Connection:
         )
 
 
-def _basic(login: Login) -> str:
-    pair = f"{login.user}:{login.password or ''}"
-    return f"Basic {base64.b64encode(pair.encode()).decode()}"
-
-
-def system_certificates() -> str | bool:
-    """Return what requests takes as ``verify``, instead of its own certificates."""
-    paths = ssl.get_default_verify_paths()
-    return paths.cafile or paths.capath or True
-
-
 def _host(url: str) -> tuple[str, str]:
     parts = urlsplit(url)
     return parts.scheme, parts.netloc
-
-
-def reason_of(error: BaseException) -> str:
-    """Return the cause within the errors that libraries wrap around it."""
-    inner = error.args[0] if error.args else None
-    for each in (getattr(inner, "reason", None), getattr(error, "reason", None), inner):
-        if isinstance(each, BaseException):
-            return reason_of(each)
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not valid: {error.verify_message}"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    text = str(error.args[-1] if error.args else error) or type(error).__name__
-    # urllib3 puts its object's representation before the words, and numbers into them.
-    noise = (
-        r"^<[^>]*>:\s*|^HTTPS?Connection\([^)]*\):\s*"
-        r"|Failed to establish a new connection: |\[Errno -?\d+\] "
-    )
-    return re.sub(noise, "", text)
 
 
 def retry_after_s(text: str | None, usual_s: float) -> float:

@@ -74,6 +74,12 @@ class Login:
         return bool(self.user or self.identity_token or self.registry_token)
 
 
+def basic(login: Login) -> str:
+    """Return the header Authorization by which a password is sent."""
+    pair = f"{login.user}:{login.password or ''}"
+    return f"Basic {base64.b64encode(pair.encode()).decode()}"
+
+
 def find_login(
     registry: str, repository: str, docker_config: Path | None = None
 ) -> Login:

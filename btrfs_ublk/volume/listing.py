@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -23,14 +24,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
-import requests
-from requests.adapters import HTTPAdapter
-from urllib3.util import Retry
-
+from btrfs_ublk.base.urls import shown_text
 from btrfs_ublk.content import SourceKeys
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
-from btrfs_ublk.image.connection import deadline, reason_of, system_certificates
-from btrfs_ublk.image.logins import check_closed
+from btrfs_ublk.image.connection import PASSING, REDIRECTIONS, deadline
+from btrfs_ublk.image.logins import Login, basic, check_closed
+from btrfs_ublk.image.transport import Answer, NoAnswer, Session
 from btrfs_ublk.units import KIB, MIB
 from btrfs_ublk.volume.entry import origin_of
 
@@ -174,6 +173,9 @@ def _read_bucket(source: SourceKeys) -> Listing:
 #: As many as a server of a map has.
 _AT_ONCE = 16
 _TIMEOUT_S = (10.0, 60.0)
+#: Between tries.
+_PAUSES_S = (0.0, 0.4, 0.8, 1.6)
+_MAX_REDIRECTIONS = 10
 #: An answer has the time that so much may take.
 _PATIENCE_BYTES = 8 * MIB
 _KEYS = {"kind", "url", "ca_file", "basic_auth_file", "via", "via_plain", "unit"}
@@ -203,48 +205,54 @@ class _Web:
                 f"{unknown[0]!r} of {origin_of(source)} is no key of a tree's source",
                 hint=f"there are: {', '.join(sorted(_KEYS))}",
             )
-        self._verify = source.get("ca_file") or system_certificates()
-        self._authorization: Callable[..., Any] = _as_it_is
+        self._origin = _origin(source["url"])
+        self._login: dict[str, str] = {}
         if file := source.get("basic_auth_file"):
             user, _, password = _line(file).partition(":")
-            self._authorization = requests.auth.HTTPBasicAuth(
-                user.encode(), password.encode()
-            )
-        # NB: how long to wait is not the server's to say, as it might say a day.
-        retry = Retry(
-            total=4,
-            backoff_factor=0.2,
-            status_forcelist=(429, 500, 502, 503, 504),
-            raise_on_status=False,
-            respect_retry_after_header=False,
-        )
-        self._session = requests.Session()
-        self._session.headers["Accept-Encoding"] = "identity"
-        for scheme in ("http://", "https://"):
-            adapter = HTTPAdapter(pool_maxsize=_AT_ONCE, max_retries=retry)
-            self._session.mount(scheme, adapter)
+            self._login = {"Authorization": basic(Login(user, password))}
+        self._session = Session("btrfs-ublk", source.get("ca_file"))
 
     @contextmanager
-    def asked(self, url: str, **more: Any) -> Iterator[requests.Response]:
-        """Get a URL, and yield the answer, whatever that is."""
+    def asked(
+        self, url: str, headers: Mapping[str, str] | None = None, *, follow: bool = True
+    ) -> Iterator[Answer]:
+        """Get a URL, and yield the answer, whatever that is. A redirection is followed
+        unless it is asked for."""
+        given = {"Accept-Encoding": "identity", **(headers or {})}
         try:
-            with (
-                self._session.get(
-                    url,
-                    auth=self._authorization,
-                    verify=self._verify,
-                    stream=True,
-                    timeout=_TIMEOUT_S,
-                    **more,
-                ) as response,
-                deadline(response, _PATIENCE_BYTES),
-            ):
+            for _ in range(_MAX_REDIRECTIONS):
+                response = self._ask(url, given)
+                to = response.headers.get("Location")
+                if not follow or not to or response.status_code not in REDIRECTIONS:
+                    break
+                response.close()
+                url = urljoin(url, to)
+            with response, deadline(response, _PATIENCE_BYTES):
                 yield response
-        except (requests.RequestException, OSError) as error:
-            asked = getattr(getattr(error, "request", None), "url", None) or url
+        except NoAnswer as error:
             raise BtrfsUblkError(
-                f"{asked}: {reason_of(error)}", hint="is the server there?"
+                f"{shown_text(url)}: {error}", hint="is the server there?"
             ) from error
+
+    def _ask(self, url: str, headers: Mapping[str, str]) -> Answer:
+        # NB: how long to wait is not the server's to say, as it might say a day.
+        for pause_s in _PAUSES_S:
+            try:
+                response = self._send(url, headers)
+                if response.status_code not in PASSING:
+                    return response
+                response.close()
+            except NoAnswer as error:
+                if not error.may_pass:
+                    raise
+            time.sleep(pause_s)
+        return self._send(url, headers)
+
+    def _send(self, url: str, headers: Mapping[str, str]) -> Answer:
+        login = self._login if _origin(url) == self._origin else {}
+        return self._session.send(
+            "GET", url, headers={**headers, **login}, timeout_s=_TIMEOUT_S
+        )
 
     def read(self, url: str, **more: Any) -> tuple[str, str]:
         """Return all of a document, as text, and its media type."""
@@ -263,11 +271,6 @@ class _Web:
         return data.decode("utf-8-sig", "surrogateescape"), kind
 
 
-def _as_it_is(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    """Keeps ~/.netrc from being sent."""
-    return request
-
-
 def _line(path: str) -> str:
     """Return the first line of a file with a secret, under the rules of the server."""
     try:
@@ -278,15 +281,20 @@ def _line(path: str) -> str:
         raise UsageError(f"cannot read {path}: {error}") from error
 
 
-def _refusal(response: requests.Response) -> BtrfsUblkError:
+def _origin(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc
+
+
+def _refusal(response: Answer) -> BtrfsUblkError:
     hints = {
         401: "a login is wanted: --basic-auth-file",
         403: "does the server list directories (autoindex, Indexes), and for you?",
         404: "is the URL right?",
     }
     status, to = response.status_code, response.headers.get("Location")
-    hint = f"it sends us to {to}: name that" if to else hints.get(status)
-    return BtrfsUblkError(f"{response.url}: HTTP {status}", hint=hint)
+    hint = f"it sends us to {shown_text(to)}: name that" if to else hints.get(status)
+    return BtrfsUblkError(f"{shown_text(response.url)}: HTTP {status}", hint=hint)
 
 
 def _read_index(source: SourceKeys) -> Listing:
@@ -314,7 +322,7 @@ def _read_index(source: SourceKeys) -> Listing:
 
 def _read_page(web: _Web, url: str) -> list[_Found]:
     # NB: where a redirection leads might get the login that the files have.
-    text, kind = web.read(url, headers={"Accept": _ACCEPT}, allow_redirects=False)
+    text, kind = web.read(url, headers={"Accept": _ACCEPT}, follow=False)
     parse = parse_json if kind == "application/json" else parse_html
     return list(islice(parse(text, url), _MAX_ENTRIES + 1))
 
@@ -434,5 +442,5 @@ def parse_json(text: str, page: str) -> Iterator[_Found]:
         except UnicodeEncodeError as error:
             raise BtrfsUblkError(f"{page} lists {name!r}, which is no text") from error
         url = urljoin(page, f"./{quoted}")
-        time = _time(entry.get("mtime") or entry.get("mod_time"))
-        yield _Found(name, f"{url}/" if is_directory else url, is_directory, keys, time)
+        at = _time(entry.get("mtime") or entry.get("mod_time"))
+        yield _Found(name, f"{url}/" if is_directory else url, is_directory, keys, at)
