@@ -68,7 +68,6 @@ from btrfs_ublk.volume.sprout import (
     sprout,
 )
 from btrfs_ublk.volume.store import (
-    LOCK_TIMEOUT_S,
     Rollback,
     Session,
     VolumeDirectory,
@@ -90,6 +89,8 @@ from btrfs_ublk.volume.trees import (
 _OF_NO_CONTENT = {"lock", "state", "limits", "limits.new"}
 #: A server that is ending may still have the cache open for a moment.
 _IN_USE_TIMEOUT_S = 2.0
+#: Another command may be fetching an image's metadata, and ends if nothing comes.
+_MAKING_TIMEOUT_S = 3600.0
 
 if TYPE_CHECKING:
     from btrfs_ublk.volume.image_seed import FoundImage
@@ -135,6 +136,7 @@ def up_volume(
             image = held.enter_context(beginning_image(name, definition, base))
         listed = list_trees(volume, definition.trees)
         found = image() if image else None
+        _discard_pending(volume)  # Another command may have begun meanwhile.
         with deferred():
             lock, is_new = open_or_make(
                 volume, definition, found.begin if found else None
@@ -185,13 +187,21 @@ def up_volume(
 
 
 def _discard_pending(volume: VolumeDirectory) -> None:
-    """Remove a volume whose making was killed before the metadata of its image came."""
+    """Remove a volume whose making was killed before the metadata of its image came. A
+    command that is still making it is waited for."""
     if not os.path.isfile(volume.path / "volume.json"):
         return
     volume.check()
     if not volume.made().is_pending:
         return
-    with volume.locked(timeout_s=LOCK_TIMEOUT_S):
+    try:
+        with step("wait for the command that makes the volume"):
+            lock = volume.locked(timeout_s=_MAKING_TIMEOUT_S)
+    except BtrfsUblkError:
+        if os.path.lexists(volume.path):
+            raise
+        return  # That command has failed, and removed it.
+    with lock:
         if os.path.lexists(volume.path) and volume.made().is_pending:
             _unmake(volume)
 
