@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from btrfs_ublk.base.urls import shown_text
 
 
@@ -27,6 +30,19 @@ class BtrfsUblkError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+
+@contextmanager
+def writing(what: str) -> Iterator[None]:
+    """Raise BtrfsUblkError for a file that cannot be written in the block: cannot
+    ``what``."""
+    try:
+        yield
+    except OSError as error:
+        raise BtrfsUblkError(
+            f"cannot {what}: {error.strerror or error}",
+            hint="is its disk full, or read-only?",
+        ) from error
 
 
 def why_unread(error: OSError | UnicodeDecodeError) -> str:

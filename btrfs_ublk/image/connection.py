@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlencode, urljoin, urlsplit
 
 from btrfs_ublk.base.log import log
-from btrfs_ublk.base.urls import shown_text
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess, RegistryError, is_loopback
 from btrfs_ublk.image.transport import Answer, NoAnswer, Session
@@ -249,7 +248,7 @@ class Connection:
         for _ in range(_MAX_REDIRECTIONS + 1):
             if not url.startswith("https://") and not self._access.insecure:
                 raise RegistryError(
-                    f"{self.place} sends us to {shown_text(url)}, without TLS",
+                    f"{self.place} sends us to {url}, without TLS",
                     hint="what a registry refers to must have TLS as well",
                 )
             response = self._session.send(
@@ -358,8 +357,7 @@ class Connection:
             self._access.insecure and is_loopback(realm)
         ):
             raise RegistryError(
-                f"{self._registry} wants its token got without TLS, from "
-                f"{shown_text(realm)}"
+                f"{self._registry} wants its token got without TLS, from " f"{realm}"
             )
         login = self._credentials()
         # NB: what the registry asks for is about one request, and ours about all.

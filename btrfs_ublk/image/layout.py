@@ -12,14 +12,14 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from btrfs_ublk.base.jsonfile import sync
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.device.locks import Lock, lock_file
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.errors import BtrfsUblkError, UsageError, writing
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.connection import Connection
 from btrfs_ublk.image.documents import (
@@ -157,6 +157,9 @@ class Layout:
             )
         return lock
 
+    def _writing(self) -> AbstractContextManager[None]:
+        return writing(f"write to image layout {self.path}")
+
     @contextmanager
     def scratch(self) -> Iterator[Path]:
         """Yield a new directory in the layout, for what is not complete yet; it is
@@ -171,7 +174,7 @@ class Layout:
                     if (dead := lock_file(path / ".lock")) is not None:
                         with dead:
                             shutil.rmtree(path, ignore_errors=True)
-                with _writing(self.path):
+                with self._writing():
                     new.mkdir(mode=0o700)
                 lock = lock_file(new / ".lock")
             yield new
@@ -244,7 +247,7 @@ class Layout:
         """Add a document or a small blob; ``more`` are keys of its descriptor."""
         one = describe(media_type, data, **more)
         if not self.has(one):
-            with _writing(self.path):
+            with self._writing():
                 write_new(self.blob(one.digest), data, mode=0o644, replace=True)
         self._unsynced.add(self.blob(one.digest))
         return one
@@ -253,7 +256,7 @@ class Layout:
     def adding(self, media_type: str) -> Iterator[tuple[IO[bytes], list[Descriptor]]]:
         """Write a blob. The list has its descriptor after the block."""
         made: list[Descriptor] = []
-        with self.scratch() as directory, _writing(self.path):
+        with self.scratch() as directory, self._writing():
             path = directory / "blob"
             with open(path, "xb") as file:
                 yield file, made
@@ -261,7 +264,7 @@ class Layout:
 
     def take(self, path: Path, media_type: str) -> Descriptor:
         """Add a file by moving it here, from the same file system."""
-        with _writing(self.path):
+        with self._writing():
             size_bytes = path.stat().st_size
             one = describe_blob(media_type, digest_of_file(path), size_bytes)
             path.chmod(0o644)
@@ -277,7 +280,7 @@ class Layout:
 
     def _copy(self, one: Descriptor, other: Layout) -> None:
         source = other.verify(one)
-        with _writing(self.path):
+        with self._writing():
             try:
                 os.link(source, self.blob(one.digest))
             except OSError:  # another file system, or one without hard links
@@ -307,7 +310,7 @@ class Layout:
     def tag(self, one: Descriptor | None, tag: str) -> None:
         """Name an image in index.json; another one of that name loses it. With None, no
         image has the name any more. All that was added is on disk before."""
-        with self._locked(), _writing(self.path):
+        with self._locked(), self._writing():
             blobs = self.path / "blobs"
             for path in (*self._unsynced, blobs / "sha256", blobs):
                 sync(path)
@@ -347,17 +350,6 @@ def _reading(path: Path) -> Iterator[None]:
         raise InvalidImageError(
             f"cannot read {path}: {error.strerror}",
             hint="copy the image again, with all its blobs",
-        ) from error
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise BtrfsUblkError(
-            f"cannot write to image layout {path}: {error.strerror or error}",
-            hint="is its disk full, or read-only?",
         ) from error
 
 

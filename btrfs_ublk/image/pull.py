@@ -17,7 +17,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from btrfs_ublk.errors import UsageError
+from btrfs_ublk.errors import UsageError, writing
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import (
     ARTIFACT,
@@ -28,13 +28,13 @@ from btrfs_ublk.image.documents import (
     SealedManifest,
     Start,
     choose_platform,
-    descriptors,
     embedded,
     is_index,
     manifests_of,
     may_be_sealed,
     ordinary_images,
     parse_document,
+    parse_index,
     parse_sealed_manifest,
     platform_in,
     sealed_in,
@@ -43,7 +43,7 @@ from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.policy import Policy, RefusedImageError, read_policy, signer_of
 from btrfs_ublk.image.reference import LayoutName, Name, Reference
 from btrfs_ublk.image.repository import Document, Repository
-from btrfs_ublk.image.store import ImageStore
+from btrfs_ublk.image.store import ImageStore, StoredImage
 from btrfs_ublk.image.transfer import open_repository
 
 if TYPE_CHECKING:
@@ -207,16 +207,15 @@ def _check_layers(
 def _listing(repository: Repository, name: Reference, digest: str) -> list[str]:
     """Return the digest of the index of that name, if it has the manifest."""
     index = repository.document(name.version)
-    document = parse_document(index.data, str(name))
-    if not is_index(document):
+    if not is_index(parse_document(index.data, str(name))):
         return []
-    manifests = descriptors(document, "manifests", str(name))
+    manifests = parse_index(index.data, str(name))
     return [index.digest] if any(one.digest == digest for one in manifests) else []
 
 
 class Pull:
-    """A sealed image whose manifest is there, and that the policy lets in: its pack is
-    fetched by a thread meanwhile. ``why`` says why it was let in."""
+    """A sealed image whose manifest is there, and that the policy lets in; ``why`` says
+    why. A thread fetches its pack meanwhile, unless it is in the store (``stored``)."""
 
     def __init__(
         self,
@@ -225,12 +224,11 @@ class Pull:
         sealed: SealedManifest,
         manifest: bytes,
         why: str,
-        progress: Callable[[int], object],
     ) -> None:
         self.reference, self.sealed, self.why = reference, sealed, why
         self.fetched_bytes = 0
+        self.stored: StoredImage | None = None
         self._repository, self._manifest = repository, manifest
-        self._progress = progress
         self._new: Path | None = None
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -250,18 +248,20 @@ class Pull:
     def _fetch(self) -> None:
         assert self._new is not None
         try:
-            self._repository.download(self.sealed.pack, self._new / "pack", self._had)
+            with writing(f"write to {self._new}"):
+                self._repository.download(
+                    self.sealed.pack, self._new / "pack", self._count
+                )
         except BaseException as error:
             self._error = error
 
-    def _had(self, count: int) -> None:
+    def _count(self, _bytes: int) -> None:
         if self._unwanted:
             raise InterruptedError
-        self._progress(count)
 
     def pack(self) -> Path:
         """Wait for the pack, and return where it is, verified. Raises RegistryError,
-        InvalidImageError, InvalidPackError, OSError."""
+        InvalidImageError, InvalidPackError, BtrfsUblkError."""
         assert self._new is not None
         pack, thread = self._new / "pack", self._thread
         if thread is not None:
@@ -295,18 +295,14 @@ def pulling(
     *,
     policy: Policy | None = None,
     listed_in: Reference | None = None,
-    progress: Callable[[int], object] = lambda count: None,
 ) -> Iterator[Pull]:
     """Begin to get the metadata of a sealed image; see pull_image(). What is not in the
     store at the end is dropped."""
     policy = policy or read_policy()
-    with open_repository(reference, access) as repository:
+    with open_repository(reference, access) as repository, ExitStack() as stack:
         document, candidates = _candidates(
-            reference,
-            repository,
-            lambda one: embedded(one) or repository.read(one),
+            reference, repository, lambda one: embedded(one) or repository.read(one)
         )
-
         # Who may write to the repository can add what refers to an image of it, so what
         # is said of that image, by its digest or a signature, does not count for it.
         sealed = candidates[0][1]
@@ -316,12 +312,10 @@ def pulling(
             signed = [sealed.digest]
             if not is_referrer:
                 signed.insert(0, document.digest)
-            if listed_in is not None and not is_referrer:
-                signed += _listing(repository, listed_in, sealed.digest)
-            for digest in dict.fromkeys(signed):
-                if signer := signer_of(repository, digest, keys):
-                    return signer
-            return None
+                if listed_in is not None:
+                    signed += _listing(repository, listed_in, sealed.digest)
+            found = (signer_of(repository, x, keys) for x in dict.fromkeys(signed))
+            return next(filter(None, found), None)
 
         refused: RefusedImageError | None = None
         for data, sealed in candidates:
@@ -337,16 +331,15 @@ def pulling(
         else:
             assert refused is not None
             raise refused
-        found = Pull(reference, repository, sealed, data, why, progress)
-        found.fetched_bytes = len(document.data) + len(data) * (
-            data is not document.data
-        )
-        with ExitStack() as stack:
-            if store.find(sealed.digest) is None:
-                new = stack.enter_context(store.adding())
-                stack.callback(found.end)
-                found.begin(new)
-            yield found
+        found = Pull(reference, repository, sealed, data, why)
+        is_apart = data is not document.data
+        found.fetched_bytes = len(document.data) + len(data) * is_apart
+        found.stored = stack.enter_context(store.holding(sealed.digest))
+        if found.stored is None:
+            new = stack.enter_context(store.adding())
+            stack.callback(found.end)
+            found.begin(new)
+        yield found
 
 
 def pull_image(
@@ -357,7 +350,6 @@ def pull_image(
     policy: Policy | None = None,
     pinned: bool = False,
     listed_in: Reference | None = None,
-    progress: Callable[[int], object] = lambda count: None,
 ) -> PulledImage:
     """Get the metadata of a sealed image into the store. Raises RegistryError,
     InvalidImageError, and RefusedImageError when the policy does not let it in.
@@ -365,9 +357,7 @@ def pull_image(
     ``listed_in`` names an index of the same repository, for an image that is named by
     its own digest: a signature of the index counts as well, if the image is in it.
     """
-    with pulling(
-        reference, access, store, policy=policy, listed_in=listed_in, progress=progress
-    ) as found:
+    with pulling(reference, access, store, policy=policy, listed_in=listed_in) as found:
         found.keep(store, pinned=pinned)
     return PulledImage(reference, found.sealed.digest, found.why, found.fetched_bytes)
 

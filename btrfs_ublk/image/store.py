@@ -11,8 +11,9 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.private_dirs import check_private, make_private
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.device.locks import lock_file
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.errors import BtrfsUblkError, UsageError, writing
 from btrfs_ublk.image.documents import SealedManifest, parse_sealed_manifest
 from btrfs_ublk.image.reference import check_digest
 from btrfs_ublk.kernel.new_file import write_new
@@ -112,16 +113,11 @@ class ImageStore:
         new = self.path / f".new-{os.getpid()}-{os.urandom(4).hex()}"
         lock = None
         try:
-            with deferred():
+            with deferred(), writing(f"write to {new}"):
                 new.mkdir(mode=0o700)
                 # A directory whose lock nobody holds is of a dead command.
                 lock = lock_file(new / ".lock")
             yield new
-        except OSError as error:
-            raise BtrfsUblkError(
-                f"cannot write to {new}: {error.strerror or error}",
-                hint="is its disk full, or read-only?",
-            ) from error
         finally:
             with deferred():
                 shutil.rmtree(new, ignore_errors=True)
@@ -136,12 +132,13 @@ class ImageStore:
         with self._locked():
             if target.exists():
                 return sealed.digest
-            write_new(new / "manifest.json", manifest, mode=0o600)
-            (new / ".lock").unlink(missing_ok=True)
-            for path in (new / "pack", new / "manifest.json", new):
-                sync(path)
-            new.rename(target)
-            sync(self._digests)
+            with writing(f"write to {new}"):
+                write_new(new / "manifest.json", manifest, mode=0o600)
+                (new / ".lock").unlink(missing_ok=True)
+                for path in (new / "pack", new / "manifest.json", new):
+                    sync(path)
+                new.rename(target)
+                sync(self._digests)
         return sealed.digest
 
     def name(self, name: str, digest: str, *, pinned: bool = False) -> None:
@@ -187,6 +184,19 @@ class ImageStore:
         names = self._names()
         digest = names[name].digest if name in names else name.rpartition("@")[2]
         return next((x for x in self._stored(names) if x.digest == digest), None)
+
+    @contextmanager
+    def holding(self, name: str) -> Iterator[StoredImage | None]:
+        """Yield what find() returns; collect() leaves it during the block."""
+        found = self.find(name)
+        with ExitStack() as stack:
+            if found is not None:
+                with suppress(FileNotFoundError):
+                    pack = stack.enter_context(open(found.pack, "rb"))
+                    flock(pack, LOCK_SH)
+                if not found.pack.exists():
+                    found = None  # It was collected at that moment.
+            yield found
 
     def images(self) -> list[StoredImage]:
         """Return all images, by name."""
@@ -238,11 +248,10 @@ class ImageStore:
         used: Collection[str],
         *,
         dry_run: bool = False,
-        removed: Callable[[StoredImage], object] = lambda image: None,
     ) -> list[StoredImage]:
-        """Remove the images whose digest is not in ``used`` and that no pinned name
-        has, and what dead commands left. Returns those that were, or would be, removed.
-        """
+        """Remove the images whose digest is not in ``used``, that no pinned name has
+        and that no command is taking, and what dead commands left. Returns those that
+        were, or would be, removed."""
         if not self._exists():
             return []
         with self._locked():
@@ -252,13 +261,17 @@ class ImageStore:
             ]
             if dry_run:
                 return gone
-            for image in gone:
-                # The rename makes it vanish as a whole, even if this is interrupted.
-                with deferred():
+            for image in list(gone):
+                with deferred(), open(image.pack, "rb") as pack:
+                    try:
+                        flock(pack, LOCK_EX | LOCK_NB)
+                    except BlockingIOError:  # holding() has it
+                        gone.remove(image)
+                        continue
+                    # The rename makes it vanish as a whole, if this is interrupted.
                     dead = self.path / f".new-{os.urandom(8).hex()}"
                     image.directory.rename(dead)
                     shutil.rmtree(dead, ignore_errors=True)
-                removed(image)
             # NB: not only names of what has gone here: a command may have been killed
             # when it had removed an image.
             there = {f"sha256:{path.name}" for path in self._digests.iterdir()}

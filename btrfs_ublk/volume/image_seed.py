@@ -246,15 +246,16 @@ def finding(name: Name, access: RegistryAccess) -> Iterator[FoundImage]:
         )
 
     store = ImageStore()
-    stored = store.find(str(name))
-    if stored is None:
-        with pulling(name, access, store) as pull:
-            stored = store.find(pull.sealed.digest)
-            if stored is None:
-                yield found(pull.sealed, None, pull)
-                return
+    with store.holding(str(name)) as stored:
+        if stored is not None:
+            yield found(store.manifest(stored.digest), stored.pack)
+            return
+    with pulling(name, access, store) as pull:
+        if pull.stored is None:
+            yield found(pull.sealed, None, pull)
+        else:
             pull.keep(store)
-    yield found(store.manifest(stored.digest), stored.pack)
+            yield found(pull.sealed, pull.stored.pack)
 
 
 @contextmanager

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
-from btrfs_ublk.base.urls import shown_text
 from btrfs_ublk.content import SourceKeys
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.connection import PASSING, REDIRECTIONS, deadline
@@ -231,7 +230,7 @@ class _Web:
                 yield response
         except NoAnswer as error:
             raise BtrfsUblkError(
-                f"{shown_text(url)}: {error}", hint="is the server there?"
+                f"{url}: {error}", hint="is the server there?"
             ) from error
 
     def _ask(self, url: str, headers: Mapping[str, str]) -> Answer:
@@ -293,8 +292,8 @@ def _refusal(response: Answer) -> BtrfsUblkError:
         404: "is the URL right?",
     }
     status, to = response.status_code, response.headers.get("Location")
-    hint = f"it sends us to {shown_text(to)}: name that" if to else hints.get(status)
-    return BtrfsUblkError(f"{shown_text(response.url)}: HTTP {status}", hint=hint)
+    hint = f"it sends us to {to}: name that" if to else hints.get(status)
+    return BtrfsUblkError(f"{response.url}: HTTP {status}", hint=hint)
 
 
 def _read_index(source: SourceKeys) -> Listing:

@@ -329,6 +329,24 @@ def test_gc_keeps_what_is_used_or_pinned(tmp_path: Path) -> None:
         store.pin("example.org/a:0", pinned=True)
 
 
+def test_gc_leaves_what_a_command_is_taking(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path / "store")
+    digest = stored(store, tmp_path / "image", 1)
+    with store.holding(digest) as found:
+        assert found is not None and store.collect(()) == []
+        assert found.pack.is_file()
+    assert [image.digest for image in store.collect(())] == [digest]
+    with store.holding(digest) as found:
+        assert found is None
+
+
+def test_errors_beside_the_store_are_not_blamed_on_it(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path / "store")
+    with pytest.raises(FileNotFoundError), store.adding():
+        os.stat(tmp_path / "none")
+    assert not list(store.path.glob(".new-*"))
+
+
 def test_gc_removes_what_a_killed_command_left(tmp_path: Path) -> None:
     """Wherever it was killed, also gc itself."""
     image = sealed_image(tmp_path / "image").name
