@@ -460,13 +460,10 @@ static int write_mappings(const struct request *request)
 	for (; mapping && !err; mapping = map_after(request->batch, mapping)) {
 		const uint64_t row[] = { mapping->offset, mapping->length, mapping->source->id,
 					 mapping->source_offset };
+		uint64_t sum = store_mapping_sum(row[0], row[1], row[2], row[3]);
 
-		for (int i = 0; i < 4; i++)
-			sqlite3_bind_int64(insert, i + 1, (sqlite3_int64)row[i]);
-		sqlite3_bind_int64(insert, 5, store_mapping_sum(row[0], row[1], row[2], row[3]));
-		err = sql_do(insert);
-		if (!err)
-			err = slice_pass(request->store, sizeof(row));
+		sql_bind(insert, "iiiii", row[0], row[1], row[2], row[3], sum);
+		err = sql_do(insert) ?: slice_pass(request->store, sizeof(row));
 	}
 	return err ? sql_error_set(request->store->writer, "write to", request->error) ?: err : 0;
 }

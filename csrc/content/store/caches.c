@@ -48,10 +48,8 @@ json_t *store_text_without_caches(json_t *text)
 
 static int store_of_mirror(struct store *store, uint64_t id, size_t number, const json_t *mirror)
 {
-	_cleanup_sql_ sqlite3_stmt *statement = NULL;
 	_cleanup_free_ char *words = NULL;
 	json_t *text = json_object();
-	int err;
 
 	for (size_t i = 0; i < sizeof(keys) / sizeof(*keys); i++) {
 		json_t *value = json_object_get(mirror, keys[i]);
@@ -63,14 +61,8 @@ static int store_of_mirror(struct store *store, uint64_t id, size_t number, cons
 	json_decref(text);
 	if (!words)
 		return -ENOMEM;
-	err = sql_prepare(store->writer, "INSERT OR REPLACE INTO caches VALUES(?1, ?2, ?3)",
-			  &statement);
-	if (err)
-		return err;
-	sqlite3_bind_int64(statement, 1, (sqlite3_int64)id);
-	sqlite3_bind_int64(statement, 2, (sqlite3_int64)number);
-	sqlite3_bind_text(statement, 3, words, -1, SQLITE_STATIC);
-	return sql_do(statement);
+	return sql_run_with(store->writer, "INSERT OR REPLACE INTO caches VALUES(?1, ?2, ?3)",
+			    "iit", id, (uint64_t)number, words);
 }
 
 int new_source_store_caches(struct store *store, const struct new_source *made)
@@ -128,7 +120,7 @@ int store_load_caches(struct store *store, uint64_t id, json_t *text)
 			  &find);
 	if (err)
 		return err;
-	sqlite3_bind_int64(find, 1, (sqlite3_int64)id);
+	sql_bind(find, "i", id);
 	while ((err = sql_step(find)) == 1) {
 		err = add(text, (uint64_t)sqlite3_column_int64(find, 0),
 			  (const char *)sqlite3_column_text(find, 1));

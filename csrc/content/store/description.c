@@ -81,12 +81,8 @@ static int name_of(json_t *text, uint8_t name[static NAME_BYTES])
 static sqlite3_int64 find(struct store *store, const char *query, const uint8_t *name)
 {
 	_cleanup_sql_ sqlite3_stmt *statement = NULL;
-	int err = sql_prepare(store->writer, query, &statement);
+	int err = sql_find(store->writer, &statement, query, "b", name, (size_t)NAME_BYTES);
 
-	if (!err) {
-		sqlite3_bind_blob(statement, 1, name, NAME_BYTES, SQLITE_STATIC);
-		err = sql_step(statement);
-	}
 	return err == 1 ? sqlite3_column_int64(statement, 0) : err;
 }
 
@@ -223,10 +219,8 @@ static int init(struct store *store, struct new_source *made, struct error *erro
 	if (err)
 		return error_set(error, err, "no memory for a source");
 	err = store_parse_source(made->text, &made->source, error);
-	if (!err && made->selection)
-		err = source_set_selection(made->source, &made->selection, made->index, error);
 	if (!err && made->index)
-		err = source_set_index(store, made->source, &made->index, error);
+		err = source_set_index(store, made->source, &made->index, &made->selection, error);
 	if (err)
 		return err;
 	if (json_object_set_new(made->text, "unit", json_integer(made->source->unit_bytes)))
@@ -330,32 +324,18 @@ static int insert(struct store *store, const struct new_source *made, uint64_t i
 		  sqlite3_int64 list)
 {
 	_cleanup_free_ char *text = words_of(made->text);
-	_cleanup_sql_ sqlite3_stmt *statement = NULL;
-	int err = sql_prepare(store->writer, "INSERT INTO sources VALUES(?1, ?2, ?3, ?4, ?5)",
-			      &statement);
 
-	if (err || !text)
-		return err ?: -ENOMEM;
-	sqlite3_bind_int64(statement, 1, (sqlite3_int64)id);
-	sqlite3_bind_blob(statement, 2, made->name, NAME_BYTES, SQLITE_STATIC);
-	sqlite3_bind_text(statement, 3, text, -1, SQLITE_STATIC);
-	sqlite3_bind_blob(statement, 4, made->source->key, SOURCE_KEY_BYTES, SQLITE_STATIC);
-	if (list)
-		sqlite3_bind_int64(statement, 5, list);
-	return sql_do(statement);
+	if (!text)
+		return -ENOMEM;
+	return sql_run_with(store->writer, "INSERT INTO sources VALUES(?1, ?2, ?3, ?4, ?5)",
+			    list ? "ibtbi" : "ibtb", id, made->name, (size_t)NAME_BYTES, text,
+			    made->source->key, (size_t)SOURCE_KEY_BYTES, (uint64_t)list);
 }
 
 static int insert_unsized(struct store *store, const struct new_source *made, uint64_t id)
 {
-	_cleanup_sql_ sqlite3_stmt *statement = NULL;
-	int err = sql_prepare(store->writer, "INSERT OR IGNORE INTO unsized VALUES(?1, ?2)",
-			      &statement);
-
-	if (err)
-		return err;
-	sqlite3_bind_blob(statement, 1, made->unsized, NAME_BYTES, SQLITE_STATIC);
-	sqlite3_bind_int64(statement, 2, (sqlite3_int64)id);
-	return sql_do(statement);
+	return sql_run_with(store->writer, "INSERT OR IGNORE INTO unsized VALUES(?1, ?2)", "bi",
+			    made->unsized, (size_t)NAME_BYTES, id);
 }
 
 /* Pins the identity that the mirror gave together with the size. */
@@ -363,9 +343,7 @@ static int insert_identity(struct store *store, const struct new_source *made, u
 {
 	if (!made->identity)
 		return 0;
-	sqlite3_bind_int64(store->add_identity, 1, (sqlite3_int64)id);
-	sqlite3_bind_int64(store->add_identity, 2, made->probed);
-	sqlite3_bind_text(store->add_identity, 3, made->identity, -1, SQLITE_STATIC);
+	sql_bind(store->add_identity, "iit", id, (uint64_t)made->probed, made->identity);
 	return sql_do(store->add_identity);
 }
 
@@ -384,7 +362,7 @@ static int store_new(struct store *store, struct new_source *made, uint64_t id, 
 	if (!err)
 		err = insert_identity(store, made, id);
 	if (!err)
-		err = new_source_store_index(store, made, id, error);
+		err = new_source_store_index(store, made, id);
 	if (err)
 		return sql_error_set(store->writer, "write to", error) ?: err;
 	if (made->identity) {

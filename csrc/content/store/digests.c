@@ -185,13 +185,10 @@ struct storing {
 static int store_page(const struct page *page, void *argument)
 {
 	const struct storing *storing = argument;
-	int err;
 
-	sqlite3_bind_int64(storing->insert, 1,
-			   (sqlite3_int64)(storing->number << DIGEST_PAGE_BITS | page->number));
-	sqlite3_bind_blob(storing->insert, 2, page->data, (int)page->bytes, SQLITE_STATIC);
-	err = sql_do(storing->insert);
-	return err ?: slice_pass(storing->store, page->bytes);
+	sql_bind(storing->insert, "ib", storing->number << DIGEST_PAGE_BITS | page->number,
+		 page->data, page->bytes);
+	return sql_do(storing->insert) ?: slice_pass(storing->store, page->bytes);
 }
 
 int digest_list_store(const struct digest_list *list, const struct source *source,
@@ -223,8 +220,7 @@ static int find_page(struct store *store, const struct source *source, uint64_t 
 	size_t bytes;
 	int err;
 
-	sqlite3_bind_int64(find, 1, (sqlite3_int64)source->id);
-	sqlite3_bind_int64(find, 2, (sqlite3_int64)page);
+	sql_bind(find, "ii", source->id, page);
 	err = sql_step(find);
 	bytes = err == 1 ? (size_t)sqlite3_column_bytes(find, 0) : 0;
 	if (bytes >= (first + count) * SOURCE_DIGEST_BYTES) {
@@ -247,8 +243,7 @@ static int find_pin(struct store *store, const struct source *source, uint64_t u
 	sqlite3_stmt *find = store->find_pin;
 	int found;
 
-	sqlite3_bind_int64(find, 1, (sqlite3_int64)source->id);
-	sqlite3_bind_int64(find, 2, (sqlite3_int64)unit);
+	sql_bind(find, "ii", source->id, unit);
 	found = sql_step(find);
 	if (found == 1 && sqlite3_column_bytes(find, 0) == SOURCE_DIGEST_BYTES)
 		memcpy(digest, sqlite3_column_blob(find, 0), SOURCE_DIGEST_BYTES);

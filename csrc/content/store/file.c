@@ -310,12 +310,8 @@ void store_file_close(struct store *store)
 int store_has_table(sqlite3 *db, const char *name)
 {
 	_cleanup_sql_ sqlite3_stmt *find = NULL;
-	int err = sql_prepare(db, "SELECT 1 FROM sqlite_schema WHERE name = ?1", &find);
 
-	if (err)
-		return err;
-	sqlite3_bind_text(find, 1, name, -1, SQLITE_STATIC);
-	return sql_step(find);
+	return sql_find(db, &find, "SELECT 1 FROM sqlite_schema WHERE name = ?1", "t", name);
 }
 
 int store_end_last(struct store *store)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Codecs and indexes of sources: taken from files when sources are added, kept in the map in
- * pages, as digests are, and checked again whenever they are loaded.
+ * Codecs of sources, their indexes and selections: taken from files when sources are added, kept in
+ * the map in pages, as digests are, and checked again whenever they are loaded.
  */
 #include <endian.h>
 #include <errno.h>
@@ -15,21 +15,13 @@
 #include "content/selection.h"
 #include "content/store/internal.h"
 
-static const char tables[] = "CREATE TABLE IF NOT EXISTS layouts("
-			     " page INTEGER PRIMARY KEY, part BLOB NOT NULL) STRICT;"
-			     "CREATE TABLE IF NOT EXISTS windows("
-			     " point INTEGER PRIMARY KEY, window BLOB NOT NULL) STRICT;";
-
 static const struct store_file_kind index_file = {
-	.key = "index",
-	.least = sizeof(struct codec_index_header),
-	.most = CODEC_INDEX_BYTES_MAX,
-	.insert_page = "INSERT INTO layouts VALUES(?1, ?2)",
-	.find_pages = "SELECT part FROM layouts WHERE page BETWEEN ?1 AND ?1 + 4294967295"
-		      " ORDER BY page",
-	.insert_part = "INSERT INTO windows VALUES(?1, ?2)",
-	.find_parts = "SELECT window FROM windows WHERE point BETWEEN ?1 AND ?1 + 4294967295"
-		      " ORDER BY point",
+	"index", sizeof(struct codec_index_header), CODEC_INDEX_BYTES_MAX,
+	STORE_FILE_TABLES("layouts", "windows", "point", "window")
+};
+static const struct store_file_kind selection_file = {
+	"selection", sizeof(struct selection_header), SELECTION_BYTES_MAX,
+	STORE_FILE_TABLES("selections", "pieces", "unit", "list")
 };
 
 static int take_codec(json_t *text, const struct codec_ops **codec, struct error *error)
@@ -98,6 +90,64 @@ static int parse_file(struct new_source *made, const struct codec_ops *codec, co
 	return err;
 }
 
+/* Where the pieces begin in a file, of which nothing has been checked but that it has a header. */
+static uint64_t head_bytes(const struct new_source *made)
+{
+	const struct selection_header *header =
+		(const struct selection_header *)made->selection_file;
+	uint64_t units = le64toh(header->units);
+	uint64_t bytes = units <= SELECTION_UNITS_MAX ? selection_head_bytes(units) : UINT64_MAX;
+
+	return bytes < made->selection_bytes ? bytes : made->selection_bytes;
+}
+
+/* Checks all pieces, so that reads cannot be the first to find that they are wrong. */
+static int check_pieces(const struct new_source *made, uint64_t head, struct error *error)
+{
+	const struct selection *selection = made->selection;
+	_cleanup_free_ struct codec_part *parts =
+		calloc(SELECTION_PIECES_MAX, sizeof(struct codec_part));
+	_cleanup_free_ uint8_t *unit = malloc(selection->unit_bytes);
+	const uint8_t *at = made->selection_file + head;
+
+	if (!parts || !unit)
+		return error_set(error, -ENOMEM, "no memory for a selection");
+	if (made->selection_bytes - head != selection->pieces * sizeof(struct selection_piece))
+		return error_set(error, -EINVAL,
+				 "the selection is damaged: its pieces have %" PRIu64 " bytes",
+				 made->selection_bytes - head);
+	for (uint64_t i = 0; i < selection->count; i++) {
+		size_t bytes = selection->units[i].pieces * sizeof(struct selection_piece);
+
+		if (selection_parts(selection, i, at, bytes, 0, unit, parts))
+			return error_set(
+				error, -EINVAL,
+				"the pieces of unit %" PRIu64 " of the selection are wrong", i);
+		at += bytes;
+	}
+	return 0;
+}
+
+static int take_selection(struct new_source *made, struct error *error)
+{
+	const json_t *given = json_object_get(made->text, selection_file.key);
+	const char *path = json_string_value(json_object_get(given, "path"));
+	uint64_t head;
+	int err;
+
+	if (!given)
+		return 0;
+	if (!path || json_object_size(given) != 1)
+		return error_set(error, -EINVAL, "\"selection\" is not {\"path\": FILE}");
+	err = store_file_take(&selection_file, path, made->text, &made->selection_file,
+			      &made->selection_bytes, error);
+	if (err)
+		return err;
+	head = head_bytes(made);
+	err = selection_parse(made->selection_file, head, &made->selection, error);
+	return err ?: check_pieces(made, head, error);
+}
+
 static int set_texts(struct new_source *made, struct error *error)
 {
 	const json_t *size = json_object_get(made->text, "size");
@@ -143,15 +193,31 @@ int new_source_take_index(struct new_source *made, struct error *error)
 	}
 	err = parse_file(made, codec, path, error);
 	if (!err)
-		err = new_source_take_selection(made, error);
+		err = take_selection(made, error);
 	return err ?: set_texts(made, error);
 }
 
-int source_set_index(struct store *store, struct source *source, struct codec_index **index,
-		     struct error *error)
+static int set_selection(struct source *source, struct selection **selection,
+			 const struct codec_index *index, struct error *error)
 {
-	int err = 0;
+	if ((*selection)->unit_bytes != source->unit_bytes)
+		return error_set(error, -EINVAL,
+				 "\"unit\" is %u, and the selection is for units of %u",
+				 source->unit_bytes, (*selection)->unit_bytes);
+	if ((*selection)->count * (*selection)->unit_bytes != source->size)
+		return error_set(error, -EUCLEAN, "the selection is that of another source");
+	source->selection = *selection;
+	*selection = NULL;
+	return selection_check(source->selection, index, error);
+}
 
+int source_set_index(struct store *store, struct source *source, struct codec_index **index,
+		     struct selection **selection, struct error *error)
+{
+	int err = *selection ? set_selection(source, selection, *index, error) : 0;
+
+	if (err)
+		return err;
 	if (source->computed)
 		return error_set(error, -EINVAL, "a computed source has no codec");
 	if (strcmp((*index)->codec, source->codec->name) != 0 ||
@@ -169,23 +235,15 @@ int source_set_index(struct store *store, struct source *source, struct codec_in
 	return 0;
 }
 
-static int insert_parts(struct store *store, const struct new_source *made, uint64_t id)
+static uint32_t window_bytes(const void *index, uint64_t point)
 {
-	_cleanup_sql_ sqlite3_stmt *window = NULL;
-	const struct codec_index *index = made->source->index;
-	uint64_t at = made->index_bytes - index->windows_bytes;
-	int err = store_file_insert_pages(&index_file, store, id, made->index_file, at);
+	return ((const struct codec_index *)index)->points[point].window_bytes;
+}
 
-	if (!err)
-		err = sql_prepare(store->writer, index_file.insert_part, &window);
-	for (uint64_t i = 0; !err && i < index->count; i++) {
-		uint32_t bytes = index->points[i].window_bytes;
-
-		if (bytes)
-			err = store_file_insert(store, window, id, i, made->index_file + at, bytes);
-		at += bytes;
-	}
-	return err;
+static uint32_t pieces_bytes(const void *selection, uint64_t unit)
+{
+	return ((const struct selection *)selection)->units[unit].pieces *
+	       (uint32_t)sizeof(struct selection_piece);
 }
 
 int new_source_check_index(const struct new_source *made, struct error *error)
@@ -197,77 +255,102 @@ int new_source_check_index(const struct new_source *made, struct error *error)
 			 "the map has no such source, so the digest of an index is not enough");
 }
 
-int new_source_store_index(struct store *store, const struct new_source *made, uint64_t id,
-			   struct error *error)
+int new_source_store_index(struct store *store, const struct new_source *made, uint64_t id)
 {
+	const struct codec_index *index = made->source->index;
+	const struct selection *selection = made->source->selection;
+	int err = 0;
+
+	if (made->source->codec)
+		err = store_file_write(&index_file, store, id, made->index_file,
+				       made->index_bytes - index->windows_bytes, index->count,
+				       window_bytes, index);
+	if (!err && selection)
+		err = store_file_write(&selection_file, store, id, made->selection_file,
+				       selection_head_bytes(selection->count), selection->count,
+				       pieces_bytes, selection);
+	return err;
+}
+
+static int load_selection(struct store *store, const struct source *source,
+			  struct selection **selection, struct error *error)
+{
+	_cleanup_free_ uint8_t *head = NULL;
+	json_t *text = store_source_json(store, source);
+	bool expected = json_object_get(text, selection_file.key);
+	uint64_t bytes;
 	int err;
 
-	if (!made->source->codec)
+	json_decref(text);
+	if (!expected)
 		return 0;
-	err = sql_run(store->writer, tables);
-	if (!err)
-		err = insert_parts(store, made, id);
-	if (err)
-		return sql_error_set(store->writer, "write an index to", error) ?: err;
-	return new_source_store_selection(store, made, id, error);
+	err = store_file_load_head(&selection_file, store, source->id,
+				   selection_head_bytes(SELECTION_UNITS_MAX), &head, &bytes, error);
+	return err ?: selection_parse(head, bytes, selection, error);
 }
 
 int store_load_index(struct store *store, struct source *source, struct error *error)
 {
 	_cleanup_free_ uint8_t *head = NULL;
 	struct codec_index *index = NULL;
+	struct selection *selection = NULL;
 	uint64_t bytes;
 	int err;
 
 	if (!source->codec)
 		return 0;
 	err = store_file_load_head(&index_file, store, source->id,
-				   codec_index_head_bytes(CODEC_POINTS_MAX), &head, &bytes);
-	if (err)
-		error_set_text(error, "cannot load the index of source %" PRIu64 ": %s", source->id,
-			       strerror(-err));
-	else
+				   codec_index_head_bytes(CODEC_POINTS_MAX), &head, &bytes, error);
+	if (!err)
 		err = codec_index_parse(head, bytes, &index, error);
 	if (!err)
-		err = store_load_selection(store, source, index, error);
+		err = load_selection(store, source, &selection, error);
 	if (!err)
-		err = source_set_index(store, source, &index, error);
+		err = source_set_index(store, source, &index, &selection, error);
 	free(index);
+	free(selection);
+	return err;
+}
+
+static int load_window(struct store *store, const struct source *source, uint64_t point,
+		       uint8_t *window, uint32_t *bytes)
+{
+	_cleanup_unlock_ pthread_mutex_t *locked = store_lock(&store->read_lock);
+	_cleanup_sql_ sqlite3_stmt *find = NULL;
+	int err = store_file_find_part(&index_file, store, source->id, point, &find);
+
+	if (!err && codec_window_unpack(sqlite3_column_blob(find, 0),
+					(uint32_t)sqlite3_column_bytes(find, 0), window, bytes))
+		err = -EUCLEAN;
 	return err;
 }
 
 int store_window(struct store *store, const struct source *source, uint64_t point, uint8_t *window,
 		 uint32_t *bytes)
 {
-	_cleanup_sql_ sqlite3_stmt *find = NULL;
-	int err;
-
 	*bytes = 0;
 	if (!source->index->points[point].window_bytes)
 		return 0;
-	pthread_mutex_lock(&store->read_lock);
-	err = sql_prepare(store->reader, "SELECT window FROM windows WHERE point = ?1", &find);
-	if (!err) {
-		sqlite3_bind_int64(find, 1,
-				   (sqlite3_int64)(source->id << DIGEST_PAGE_BITS | point));
-		err = sql_step(find);
-	}
-	if (err == 1)
-		err = codec_window_unpack(sqlite3_column_blob(find, 0),
-					  (uint32_t)sqlite3_column_bytes(find, 0), window, bytes) ?
-			      -EUCLEAN :
-			      0;
-	else if (!err)
-		err = -EUCLEAN;
-	sqlite3_finalize(find);
-	find = NULL;
-	pthread_mutex_unlock(&store->read_lock);
-	return err;
+	return load_window(store, source, point, window, bytes);
+}
+
+int store_selected(struct store *store, const struct source *source, uint64_t unit, uint32_t gap,
+		   uint8_t *data, struct codec_part *parts)
+{
+	_cleanup_unlock_ pthread_mutex_t *locked = store_lock(&store->read_lock);
+	_cleanup_sql_ sqlite3_stmt *find = NULL;
+	int err = store_file_find_part(&selection_file, store, source->id, unit, &find);
+
+	return err   ?:
+		       selection_parts(source->selection, unit, sqlite3_column_blob(find, 0),
+				       (size_t)sqlite3_column_bytes(find, 0), gap, data, parts);
 }
 
 int store_check_index(struct store *store, const struct source *source)
 {
 	int err = source->codec ? store_file_check(&index_file, store, source) : 0;
 
-	return err ?: store_check_selection(store, source);
+	if (!err && source->selection)
+		err = store_file_check(&selection_file, store, source);
+	return err;
 }

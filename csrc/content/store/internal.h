@@ -92,6 +92,20 @@ struct store {
 	struct digest_page pages[DIGEST_PAGES_KEPT];
 };
 
+static inline pthread_mutex_t *store_lock(pthread_mutex_t *lock)
+{
+	pthread_mutex_lock(lock);
+	return lock;
+}
+
+static inline void cleanup_unlock(pthread_mutex_t **lock)
+{
+	pthread_mutex_unlock(*lock);
+}
+
+/* Unlocks at the end of the scope: declare it first, so that statements are finalized before. */
+#define _cleanup_unlock_ __attribute__((cleanup(cleanup_unlock), unused))
+
 /* file.c: the file's connections and tables. */
 int store_file_open(struct store *store, const char *path, struct error *error);
 void store_file_close(struct store *store);
@@ -205,11 +219,11 @@ struct new_source {
 	uint64_t size;	     /* the answer */
 	bool is_empty;	     /* the answer was 0: there is nothing to map */
 	unsigned probed;     /* the mirror that gave it */
-	/* The index that came with it, of its codec; see indexes.c. */
+	/* The index that came with it, of its codec, and its selection; see indexes.c. */
 	uint8_t *index_file;
 	uint64_t index_bytes;
 	struct codec_index *index; /* until the source has it */
-	uint8_t *selection_file;   /* the same for its selection; see selections.c */
+	uint8_t *selection_file;
 	uint64_t selection_bytes;
 	struct selection *selection;
 	char *identity; /* the identity that it gave, or that came with the source, or NULL */
@@ -236,53 +250,68 @@ void new_source_deinit(struct new_source *made);
 int new_sources_ask(const struct store *store, struct new_source *sources, size_t count,
 		    const bool *over, size_t *failed, struct error *error);
 
-/* indexes.c: takes the index of a new source from its file, and sets its size. */
+/*
+ * indexes.c: takes the index of a new source from its file, and its selection if it has one, and sets
+ * its size.
+ */
 int new_source_take_index(struct new_source *made, struct error *error);
-/* Checks that the index is the source's, which then owns it: `*index` becomes NULL. */
+/*
+ * Checks that index and selection (which may be NULL) are the source's, which then owns them: both
+ * become NULL.
+ */
 int source_set_index(struct store *store, struct source *source, struct codec_index **index,
-		     struct error *error);
+		     struct selection **selection, struct error *error);
 /* Checks that a source that the map does not have comes with what it needs. */
 int new_source_check_index(const struct new_source *made, struct error *error);
-/* Writes it as that of source `id`, in a transaction. */
-int new_source_store_index(struct store *store, const struct new_source *made, uint64_t id,
-			   struct error *error);
+/* Writes both as those of source `id`, in a transaction. */
+int new_source_store_index(struct store *store, const struct new_source *made, uint64_t id);
 int store_load_index(struct store *store, struct source *source, struct error *error);
 
 /*
- * selections.c: the same for the selection of a source that has an index. It comes after the index,
- * and sets the size.
- */
-int new_source_take_selection(struct new_source *made, struct error *error);
-int source_set_selection(struct source *source, struct selection **selection,
-			 const struct codec_index *index, struct error *error);
-int new_source_store_selection(struct store *store, const struct new_source *made, uint64_t id,
-			       struct error *error);
-int store_load_selection(struct store *store, struct source *source,
-			 const struct codec_index *index, struct error *error);
-int store_check_selection(struct store *store, const struct source *source);
-
-/*
  * parts.c: files that sources are added with, which the map keeps in parts. The first part of a file
- * is its head, in pages; a table of its own has the others.
+ * is its head, in pages; a table of its own has the others, by number.
  */
 struct store_file_kind {
-	const char *key;	 /* in the source's text: its SHA-256 */
-	uint64_t least, most;	 /* bytes */
+	const char *key;      /* in the source's text: its SHA-256 */
+	uint64_t least, most; /* bytes */
+	const char *tables;
 	const char *insert_page; /* ?1: a number with that of the source, ?2: a part */
 	const char *find_pages;	 /* of the source ?1, in the order of their numbers */
 	const char *insert_part;
 	const char *find_parts;
+	const char *find_part;
 };
+
+/* What follows `most`. */
+#define STORE_FILE_TABLES(pages, parts, number, data)                                 \
+	"CREATE TABLE IF NOT EXISTS " pages                                           \
+	"( page INTEGER PRIMARY KEY, part BLOB NOT NULL) STRICT;"                     \
+	"CREATE TABLE IF NOT EXISTS " parts "( " number " INTEGER PRIMARY KEY, " data \
+	" BLOB NOT NULL) STRICT;",                                                    \
+		"INSERT INTO " pages " VALUES(?1, ?2)",                               \
+		"SELECT part FROM " pages                                             \
+		" WHERE page BETWEEN ?1 AND ?1 + 4294967295 ORDER BY page",           \
+		"INSERT INTO " parts " VALUES(?1, ?2)",                               \
+		"SELECT " data " FROM " parts " WHERE " number                        \
+		" BETWEEN ?1 AND ?1 + 4294967295 ORDER BY " number,                   \
+		"SELECT " data " FROM " parts " WHERE " number " = ?1"
+
 /* Reads the file of that path to memory, and puts its digest into the text. */
 int store_file_take(const struct store_file_kind *kind, const char *path, json_t *text,
 		    uint8_t **data, uint64_t *bytes, struct error *error);
-int store_file_insert_pages(const struct store_file_kind *kind, struct store *store, uint64_t id,
-			    const uint8_t *head, uint64_t bytes);
-int store_file_insert(struct store *store, sqlite3_stmt *statement, uint64_t id, uint64_t number,
-		      const uint8_t *data, uint64_t bytes);
+/*
+ * Writes a file as that of source `id`, in a transaction: a head of so many bytes, and behind it
+ * `count` parts of `part_bytes(of, number)`.
+ */
+int store_file_write(const struct store_file_kind *kind, struct store *store, uint64_t id,
+		     const uint8_t *file, uint64_t head_bytes, uint64_t count,
+		     uint32_t (*part_bytes)(const void *of, uint64_t number), const void *of);
 /* Returns the head, malloc()ed, which has `most` bytes at most. */
 int store_file_load_head(const struct store_file_kind *kind, struct store *store, uint64_t id,
-			 uint64_t most, uint8_t **head, uint64_t *bytes);
+			 uint64_t most, uint8_t **head, uint64_t *bytes, struct error *error);
+/* Steps to a part: returns 0, or a negative errno where there is none. Under read_lock. */
+int store_file_find_part(const struct store_file_kind *kind, struct store *store, uint64_t id,
+			 uint64_t number, sqlite3_stmt **find);
 /* Checks that the map still has the file whose digest is in the text of the source. */
 int store_file_check(const struct store_file_kind *kind, struct store *store,
 		     const struct source *source);

@@ -143,7 +143,7 @@ static int for_rows(struct store *store, const char *query,
 
 	if (err)
 		return sql_error_set(store->reader, "read", error);
-	sqlite3_bind_int64(statement, 1, (sqlite3_int64)store->unfinished.sources);
+	sql_bind(statement, "i", store->unfinished.sources);
 	for (;;) {
 		err = sql_step(statement);
 		if (!err)

@@ -2,6 +2,7 @@
 /* Files that sources are added with, as a map keeps them: in pages and other parts. */
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <openssl/evp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,27 +60,44 @@ int store_file_take(const struct store_file_kind *kind, const char *path, json_t
 		       0;
 }
 
-int store_file_insert(struct store *store, sqlite3_stmt *statement, uint64_t id, uint64_t number,
-		      const uint8_t *data, uint64_t bytes)
+static int insert(struct store *store, sqlite3_stmt *statement, uint64_t id, uint64_t number,
+		  const uint8_t *data, uint64_t bytes)
 {
-	int err;
-
-	sqlite3_bind_int64(statement, 1, (sqlite3_int64)(id << DIGEST_PAGE_BITS | number));
-	sqlite3_bind_blob(statement, 2, data, (int)bytes, SQLITE_STATIC);
-	err = sql_do(statement);
-	return err ?: slice_pass(store, bytes);
+	sql_bind(statement, "ib", id << DIGEST_PAGE_BITS | number, data, (size_t)bytes);
+	return sql_do(statement) ?: slice_pass(store, bytes);
 }
 
-int store_file_insert_pages(const struct store_file_kind *kind, struct store *store, uint64_t id,
-			    const uint8_t *head, uint64_t bytes)
+static int insert_pages(const struct store_file_kind *kind, struct store *store, uint64_t id,
+			const uint8_t *head, uint64_t bytes)
 {
 	_cleanup_sql_ sqlite3_stmt *page = NULL;
 	int err = sql_prepare(store->writer, kind->insert_page, &page);
 
 	for (uint64_t done = 0; !err && done < bytes; done += HEAD_PAGE_BYTES)
-		err = store_file_insert(store, page, id, done / HEAD_PAGE_BYTES, head + done,
-					bytes - done < HEAD_PAGE_BYTES ? bytes - done :
-									 HEAD_PAGE_BYTES);
+		err = insert(store, page, id, done / HEAD_PAGE_BYTES, head + done,
+			     bytes - done < HEAD_PAGE_BYTES ? bytes - done : HEAD_PAGE_BYTES);
+	return err;
+}
+
+int store_file_write(const struct store_file_kind *kind, struct store *store, uint64_t id,
+		     const uint8_t *file, uint64_t head_bytes, uint64_t count,
+		     uint32_t (*part_bytes)(const void *of, uint64_t number), const void *of)
+{
+	_cleanup_sql_ sqlite3_stmt *part = NULL;
+	const uint8_t *at = file + head_bytes;
+	int err = sql_run(store->writer, kind->tables);
+
+	if (!err)
+		err = insert_pages(kind, store, id, file, head_bytes);
+	if (!err)
+		err = sql_prepare(store->writer, kind->insert_part, &part);
+	for (uint64_t i = 0; !err && i < count; i++) {
+		uint32_t bytes = part_bytes(of, i);
+
+		if (bytes)
+			err = insert(store, part, id, i, at, bytes);
+		at += bytes;
+	}
 	return err;
 }
 
@@ -92,7 +110,7 @@ static int for_parts(sqlite3 *db, const char *query, uint64_t id, part_fn each, 
 
 	if (err)
 		return err;
-	sqlite3_bind_int64(find, 1, (sqlite3_int64)(id << DIGEST_PAGE_BITS));
+	sql_bind(find, "i", id << DIGEST_PAGE_BITS);
 	while ((err = sql_step(find)) == 1) {
 		err = each(sqlite3_column_blob(find, 0), (size_t)sqlite3_column_bytes(find, 0),
 			   argument);
@@ -123,7 +141,7 @@ static int append(const void *data, size_t bytes, void *argument)
 }
 
 int store_file_load_head(const struct store_file_kind *kind, struct store *store, uint64_t id,
-			 uint64_t most, uint8_t **data, uint64_t *bytes)
+			 uint64_t most, uint8_t **data, uint64_t *bytes, struct error *error)
 {
 	struct head head = { .data = malloc(1), .room = 1, .most = most };
 	int err = head.data ? for_parts(store->reader, kind->find_pages, id, append, &head) :
@@ -131,7 +149,18 @@ int store_file_load_head(const struct store_file_kind *kind, struct store *store
 
 	*data = head.data;
 	*bytes = head.bytes;
-	return err;
+	return err ? error_set(error, err, "cannot load the %s of source %" PRIu64 ": %s",
+			       kind->key, id, strerror(-err)) :
+		     0;
+}
+
+int store_file_find_part(const struct store_file_kind *kind, struct store *store, uint64_t id,
+			 uint64_t number, sqlite3_stmt **find)
+{
+	int found = sql_find(store->reader, find, kind->find_part, "i",
+			     id << DIGEST_PAGE_BITS | number);
+
+	return found == 1 ? 0 : found ?: -EUCLEAN;
 }
 
 static int add_to_digest(const void *data, size_t bytes, void *argument)

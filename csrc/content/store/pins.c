@@ -18,7 +18,6 @@ struct pin {
 	sqlite3_stmt *add, *same;
 	uint64_t source, number;
 	const void *value;
-	size_t bytes;
 	bool is_text;
 
 	struct pin *next;
@@ -56,19 +55,11 @@ void store_lock_after_pins(struct store *store)
 	pthread_mutex_lock(&store->write_lock);
 }
 
-static void bind_key(sqlite3_stmt *statement, const struct pin *pin)
+/* A text is not compared here, and has no size. */
+static void bind(sqlite3_stmt *statement, const char *types, const struct pin *pin)
 {
-	sqlite3_bind_int64(statement, 1, (sqlite3_int64)pin->source);
-	sqlite3_bind_int64(statement, 2, (sqlite3_int64)pin->number);
-}
-
-static void bind(sqlite3_stmt *statement, const struct pin *pin)
-{
-	bind_key(statement, pin);
-	if (pin->is_text)
-		sqlite3_bind_text(statement, 3, pin->value, (int)pin->bytes, SQLITE_STATIC);
-	else
-		sqlite3_bind_blob(statement, 3, pin->value, (int)pin->bytes, SQLITE_STATIC);
+	sql_bind(statement, types, pin->source, pin->number, pin->value,
+		 (size_t)SOURCE_DIGEST_BYTES);
 }
 
 static bool has_found_same(const struct pin *pin)
@@ -89,14 +80,11 @@ static int put(struct store *store, struct pin *pin)
 {
 	int err, is_same;
 
-	bind(pin->add, pin);
+	bind(pin->add, pin->is_text ? "iit" : "iib", pin);
 	err = sql_do(pin->add);
 	if (err || sqlite3_changes(store->writer))
 		return err;
-	if (pin->is_text)
-		bind_key(pin->same, pin);
-	else
-		bind(pin->same, pin);
+	bind(pin->same, pin->is_text ? "ii" : "iib", pin);
 	is_same = sql_step(pin->same);
 	if (is_same == 1)
 		pin->result = has_found_same(pin) ? 0 : -ESTALE;
@@ -171,7 +159,6 @@ int store_pin_digest(struct store *store, const struct source *source, uint64_t 
 		.source = source->id,
 		.number = unit,
 		.value = digest,
-		.bytes = SOURCE_DIGEST_BYTES,
 	};
 
 	return wait_for(store, &pin);
@@ -185,7 +172,6 @@ int store_pin_identity(struct store *store, const struct mirror *mirror, const c
 		.source = mirror->source->id,
 		.number = mirror->index,
 		.value = identity,
-		.bytes = strlen(identity),
 		.is_text = true,
 	};
 

@@ -56,21 +56,16 @@ static int set_version(struct store *store, int version)
 
 static int mark(struct store *store)
 {
-	_cleanup_sql_ sqlite3_stmt *insert = NULL;
 	const struct unfinished *begun = &store->slices.begun;
 	int err = sql_run(store->writer, "CREATE TABLE unfinished("
 					 " sources INTEGER NOT NULL, runs BLOB NOT NULL) STRICT");
 
 	if (!err)
 		err = set_version(store, STORE_VERSION_UNFINISHED);
-	if (!err)
-		err = sql_prepare(store->writer, "INSERT INTO unfinished VALUES(?1, ?2)", &insert);
-	if (err)
-		return err;
-	sqlite3_bind_int64(insert, 1, (sqlite3_int64)begun->sources);
-	sqlite3_bind_blob64(insert, 2, begun->runs ?: (void *)"",
-			    begun->count * sizeof(*begun->runs), SQLITE_STATIC);
-	return sql_do(insert);
+	return err   ?:
+		       sql_run_with(store->writer, "INSERT INTO unfinished VALUES(?1, ?2)", "ib",
+				    begun->sources, begun->runs,
+				    begun->count * sizeof(*begun->runs));
 }
 
 int store_find_unfinished(sqlite3 *db, struct unfinished *found)
@@ -82,9 +77,7 @@ int store_find_unfinished(sqlite3 *db, struct unfinished *found)
 	*found = (struct unfinished){ .sources = INT64_MAX };
 	if (err <= 0)
 		return err;
-	err = sql_prepare(db, "SELECT sources, runs FROM unfinished", &find);
-	if (!err)
-		err = sql_step(find);
+	err = sql_find(db, &find, "SELECT sources, runs FROM unfinished", "");
 	if (err <= 0)
 		return err ?: -EUCLEAN;
 	found->sources = (uint64_t)sqlite3_column_int64(find, 0);
@@ -221,8 +214,7 @@ static int remove_range(struct store *store, const struct removal *removal, uint
 	err = sql_prepare(store->writer, text, &statement);
 	if (err)
 		return err;
-	sqlite3_bind_int64(statement, 1, (sqlite3_int64)first);
-	sqlite3_bind_int64(statement, 2, (sqlite3_int64)last);
+	sql_bind(statement, "ii", first, last);
 	do {
 		err = sql_do(statement);
 		removed = sqlite3_changes(store->writer); /* before pins come in between */

@@ -2,6 +2,8 @@
 #include "content/store/sql.h"
 
 #include <errno.h>
+#include <stdarg.h>
+#include <stdint.h>
 
 static int io_errno(sqlite3 *db)
 {
@@ -88,13 +90,72 @@ int sql_do(sqlite3_stmt *statement)
 	return err;
 }
 
+static void bind_all(sqlite3_stmt *statement, const char *types, va_list args)
+{
+	for (int place = 1; *types; types++, place++) {
+		const void *data;
+
+		if (*types == 'i') {
+			sqlite3_bind_int64(statement, place, (sqlite3_int64)va_arg(args, uint64_t));
+			continue;
+		}
+		data = va_arg(args, const void *);
+		if (*types == 't')
+			sqlite3_bind_text(statement, place, data, -1, SQLITE_STATIC);
+		else /* NB: NULL would be no blob, but NULL. */
+			sqlite3_bind_blob64(statement, place, data ?: "", va_arg(args, size_t),
+					    SQLITE_STATIC);
+	}
+}
+
+void sql_bind(sqlite3_stmt *statement, const char *types, ...)
+{
+	va_list args;
+
+	va_start(args, types);
+	bind_all(statement, types, args);
+	va_end(args);
+}
+
+static int find(sqlite3 *db, sqlite3_stmt **statement, const char *text, const char *types,
+		va_list args)
+{
+	int err = sql_prepare(db, text, statement);
+
+	if (err)
+		return err;
+	bind_all(*statement, types, args);
+	return sql_step(*statement);
+}
+
+int sql_find(sqlite3 *db, sqlite3_stmt **statement, const char *text, const char *types, ...)
+{
+	va_list args;
+	int found;
+
+	va_start(args, types);
+	found = find(db, statement, text, types, args);
+	va_end(args);
+	return found;
+}
+
+int sql_run_with(sqlite3 *db, const char *text, const char *types, ...)
+{
+	_cleanup_sql_ sqlite3_stmt *statement = NULL;
+	va_list args;
+	int err;
+
+	va_start(args, types);
+	err = find(db, &statement, text, types, args);
+	va_end(args);
+	return err;
+}
+
 int sql_number(sqlite3 *db, const char *query, sqlite3_int64 *number)
 {
 	_cleanup_sql_ sqlite3_stmt *statement = NULL;
-	int err = sql_prepare(db, query, &statement);
+	int err = sql_find(db, &statement, query, "");
 
-	if (!err)
-		err = sql_step(statement);
 	if (err <= 0)
 		return err ?: -EUCLEAN;
 	*number = sqlite3_column_int64(statement, 0);

@@ -28,5 +28,17 @@ int sql_prepare(sqlite3 *db, const char *text, sqlite3_stmt **statement);
 int sql_step(sqlite3_stmt *statement);
 /* Runs a statement without rows, and resets it. */
 int sql_do(sqlite3_stmt *statement);
+/*
+ * Binds values to ?1, ?2 and so on. Each letter of `types` is one of them: `i` a uint64_t, `t` a text,
+ * `b` a blob, with its size_t. They must stay while the statement runs.
+ */
+void sql_bind(sqlite3_stmt *statement, const char *types, ...);
+/*
+ * Prepares a statement, binds values to it, and takes its first step. Returns as sql_step() does. The
+ * caller finalizes it, also after a failure.
+ */
+int sql_find(sqlite3 *db, sqlite3_stmt **statement, const char *text, const char *types, ...);
+/* Does all of a statement that has no rows. Returns 0 or a negative errno. */
+int sql_run_with(sqlite3 *db, const char *text, const char *types, ...);
 /* Reads the single number that a query yields. */
 int sql_number(sqlite3 *db, const char *query, sqlite3_int64 *number);

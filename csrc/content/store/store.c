@@ -105,12 +105,9 @@ static bool has_moved(struct store *store)
 static int64_t count_pins(sqlite3 *db, const struct source *source)
 {
 	_cleanup_sql_ sqlite3_stmt *count = NULL;
-	int64_t found = sql_prepare(db, "SELECT count(*) FROM pins WHERE source = ?1", &count);
+	int found = sql_find(db, &count, "SELECT count(*) FROM pins WHERE source = ?1", "i",
+			     source->id);
 
-	if (found)
-		return found;
-	sqlite3_bind_int64(count, 1, (sqlite3_int64)source->id);
-	found = sql_step(count);
 	return found == 1 ? sqlite3_column_int64(count, 0) : found;
 }
 
@@ -137,11 +134,9 @@ int64_t store_pin_count(struct store *store, const struct source *source)
 static int check_with(sqlite3 *db, const char *path, struct error *error)
 {
 	_cleanup_sql_ sqlite3_stmt *check = NULL;
-	int found = sql_prepare(db, "PRAGMA integrity_check(1)", &check);
+	int found = sql_find(db, &check, "PRAGMA integrity_check(1)", "");
 	const char *text;
 
-	if (!found)
-		found = sql_step(check);
 	if (found < 1)
 		return sql_error_set(db, "check", error) ?: -EUCLEAN;
 	text = (const char *)sqlite3_column_text(check, 0);

@@ -9,21 +9,13 @@
 
 json_t *store_source_json(struct store *store, const struct source *source)
 {
+	_cleanup_unlock_ pthread_mutex_t *locked = store_lock(&store->read_lock);
 	_cleanup_sql_ sqlite3_stmt *find = NULL;
-	json_t *found = NULL;
-	const char *text;
+	int found = sql_find(store->reader, &find, "SELECT text FROM sources WHERE id = ?1", "i",
+			     source->id);
+	const char *text = found == 1 ? (const char *)sqlite3_column_text(find, 0) : NULL;
 
-	pthread_mutex_lock(&store->read_lock);
-	if (!sql_prepare(store->reader, "SELECT text FROM sources WHERE id = ?1", &find)) {
-		sqlite3_bind_int64(find, 1, (sqlite3_int64)source->id);
-		text = sql_step(find) == 1 ? (const char *)sqlite3_column_text(find, 0) : NULL;
-		if (text)
-			found = json_text_parse(text, strlen(text), 0, NULL);
-		sqlite3_finalize(find);
-		find = NULL;
-	}
-	pthread_mutex_unlock(&store->read_lock);
-	return found;
+	return text ? json_text_parse(text, strlen(text), 0, NULL) : NULL;
 }
 
 const char *store_identity_of(const char *text)
@@ -36,25 +28,17 @@ const char *store_identity_of(const char *text)
 int store_identity(struct store *store, const struct source *source, unsigned mirror,
 		   char **identity)
 {
-	sqlite3_stmt *find = NULL;
-	int found;
+	_cleanup_unlock_ pthread_mutex_t *locked = store_lock(&store->read_lock);
+	_cleanup_sql_ sqlite3_stmt *find = NULL;
+	int found = sql_find(store->reader, &find,
+			     "SELECT identity FROM identities WHERE source = ?1 AND mirror = ?2",
+			     "ii", source->id, (uint64_t)mirror);
 
-	pthread_mutex_lock(&store->read_lock);
-	found = sql_prepare(store->reader,
-			    "SELECT identity FROM identities WHERE source = ?1 AND mirror = ?2",
-			    &find);
-	if (!found) {
-		sqlite3_bind_int64(find, 1, (sqlite3_int64)source->id);
-		sqlite3_bind_int64(find, 2, mirror);
-		found = sql_step(find);
-	}
 	if (found == 1) {
 		const char *text = (const char *)sqlite3_column_text(find, 0);
 
 		*identity = text ? strdup(store_identity_of(text)) : NULL;
 		found = *identity ? 1 : -ENOMEM;
 	}
-	sqlite3_finalize(find);
-	pthread_mutex_unlock(&store->read_lock);
 	return found;
 }
