@@ -18,7 +18,7 @@
 #include "content/store/internal.h"
 
 enum {
-	SLICE_MS = 10,
+	SLICE_MS = 100,	  /* each slice waits for the disk */
 	SLICE_MIN_MS = 2, /* while there are pins, so that not each row waits for the disk */
 };
 
