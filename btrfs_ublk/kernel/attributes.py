@@ -40,12 +40,18 @@ def get_attributes(file: Path | int) -> int:
     return attributes
 
 
+def set_attributes(fd: int, attributes: int) -> None:
+    """Set the attributes of a descriptor, without a look whether the file system has
+    ignored some. Raises OSError."""
+    fcntl.ioctl(fd, _FS_IOC_SETFLAGS, struct.pack("=I", attributes))
+
+
 def add_attributes(file: Path | int, attributes: int) -> None:
     """Set attributes of a path or descriptor, and keep the others. Raises
     BtrfsUblkError when they cannot be set, or are ignored."""
     try:
         wanted = get_attributes(file) | attributes
-        _with_descriptor(_set_attributes, file, wanted)
+        _with_descriptor(set_attributes, file, wanted)
         missing = wanted & ~get_attributes(file)
     except OSError as error:
         raise BtrfsUblkError(
@@ -60,7 +66,7 @@ def remove_attributes(file: Path | int, attributes: int) -> None:
     """Clear attributes of a path or descriptor. Raises BtrfsUblkError on failure."""
     try:
         wanted = get_attributes(file) & ~attributes
-        _with_descriptor(_set_attributes, file, wanted)
+        _with_descriptor(set_attributes, file, wanted)
     except OSError as error:
         raise BtrfsUblkError(
             f"{_name(file)}: cannot remove attributes {attributes:#x}: {error.strerror}"
@@ -77,10 +83,6 @@ def remove_acls(path: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
                 raise
-
-
-def _set_attributes(fd: int, attributes: int) -> None:
-    fcntl.ioctl(fd, _FS_IOC_SETFLAGS, struct.pack("=I", attributes))
 
 
 def _name(file: Path | int) -> str:

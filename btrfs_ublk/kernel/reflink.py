@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import struct
 from contextlib import AbstractContextManager, nullcontext
 from typing import IO
@@ -15,9 +16,8 @@ from btrfs_ublk.kernel.attributes import (
     COMPRESSED,
     NO_COW,
     NOT_COMPRESSED,
-    add_attributes,
     get_attributes,
-    remove_attributes,
+    set_attributes,
 )
 from btrfs_ublk.kernel.beneath import place_beneath
 from btrfs_ublk.kernel.new_file import name_file, new_file, unnamed_file
@@ -109,13 +109,23 @@ def match_checksums(source: File, target: File) -> None:
         _opened(target, "r+b", "target") as target_file,
     ):
         source_fd, target_fd = _fileno(source_file), _fileno(target_file)
-        if not is_nodatasum(source_fd) or is_nodatasum(target_fd):
-            return
-        compression = COMPRESSED | NOT_COMPRESSED
-        if get_attributes(target_fd) & compression:
-            # These are inherited from the directory. The kernel requires two steps.
-            remove_attributes(target_fd, compression)
-        add_attributes(target_fd, NO_COW)
+        if is_nodatasum(source_fd):
+            _leave_checksums_out(target_fd)
+
+
+def _leave_checksums_out(fd: int) -> None:
+    """Do so for an empty file. Raises BtrfsUblkError."""
+    try:
+        inherited = get_attributes(fd)  # from the directory
+        plain = inherited & ~(COMPRESSED | NOT_COMPRESSED)
+        if plain != inherited:
+            set_attributes(fd, plain)  # The kernel requires two steps.
+        if not plain & NO_COW:
+            set_attributes(fd, plain | NO_COW)
+    except OSError as error:
+        raise BtrfsUblkError(
+            f"{_name(fd)}: cannot set attribute {NO_COW:#x}: {error.strerror}"
+        ) from error
 
 
 def _share(
@@ -191,7 +201,7 @@ def clone_in_directory(
 ) -> None:
     """Do as clone_file(), by descriptors, in a directory of btrfs. The file is whole
     when it gets its name, and nothing is synced. Raises OSError as well."""
-    with unnamed_file(directory, mode) as file:
+    with unnamed_file(directory) as file:
         fd = file.fileno()
         _clone_into(
             source,
@@ -200,7 +210,8 @@ def clone_in_directory(
             size_bytes=size_bytes,
             target_name=name,
         )
-        os.fchmod(fd, mode)
+        if stat.S_IMODE(os.fstat(fd).st_mode) != mode:  # an ACL, or the umask
+            os.fchmod(fd, mode)
         if mtime_s is not None:
             os.utime(fd, (mtime_s, mtime_s))
         name_file(file, name, directory)
@@ -225,14 +236,16 @@ def _clone_into(
         )
     if not size_bytes:
         return
-    match_checksums(source_fd, target_fd)
+    if is_nodatasum(source_fd):
+        _leave_checksums_out(target_fd)
     blocks_bytes = -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
     # The last block of the source may be incomplete as well.
     length_bytes = min(blocks_bytes, source_bytes - source_offset)
     _share(
         source_fd, target_fd, (source_offset, length_bytes, 0), target_name=target_name
     )
-    os.truncate(target_fd, size_bytes)
+    if length_bytes != size_bytes:
+        os.truncate(target_fd, size_bytes)
 
 
 def is_nodatasum(fd: int) -> bool | None:
