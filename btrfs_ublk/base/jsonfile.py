@@ -32,9 +32,24 @@ _Record = TypeVar("_Record")
 _MODE = 0o600
 
 
-#: Evaluates annotations only once: each change of a device's state is parsed by those
-#: who wait for it.
-_types_of = functools.lru_cache(get_type_hints)
+@functools.lru_cache
+def _types_of(kind: Hashable) -> dict[str, tuple[set[type], list[object]]]:
+    """Return the types that a value of each key may have, or the values themselves.
+    They are found once: there may be thousands of records."""
+    return {key: _allowed(hint) for key, hint in get_type_hints(kind).items()}
+
+
+def _allowed(hint: Any) -> tuple[set[type], list[object]]:
+    origin, types, values = get_origin(hint), set[type](), list[object]()
+    if origin in (Union, UnionType):
+        for each in map(_allowed, get_args(hint)):
+            types |= each[0]
+            values += each[1]
+    elif origin is Literal:
+        values += get_args(hint)
+    else:
+        types |= {float, int} if hint is float else {origin or hint}
+    return types, values
 
 
 @dataclass(frozen=True)
@@ -88,7 +103,8 @@ class RecordFormat:
         for key, value in keys.items():
             if key not in known:
                 raise self.damaged(path, f"it has the unknown key {key!r}")
-            if not _is_a(value, known[key]):
+            types, values = known[key]
+            if type(value) not in types and value not in values:
                 raise self.damaged(path, f"the value of {key} cannot be {value!r}")
         try:
             return kind(**keys)
@@ -143,16 +159,3 @@ def sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _is_a(value: object, hint: Any) -> bool:
-    origin = get_origin(hint)
-    if origin in (Union, UnionType):
-        return any(_is_a(value, each) for each in get_args(hint))
-    if origin is Literal:
-        return value in get_args(hint)
-    if isinstance(value, bool):  # NB: Python's bool is a subclass of int.
-        return hint is bool
-    if hint is float:
-        return isinstance(value, float | int)
-    return isinstance(value, origin or hint)

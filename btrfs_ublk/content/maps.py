@@ -201,8 +201,10 @@ class MapClient:
     ) -> tuple[list[tuple[int, bool, int]], Sequence[int]]:
         fd = os.memfd_create("btrfs-ublk-map-add", os.MFD_CLOEXEC)
         with open(fd, "w+b") as file:
-            for line in (*sources, *rows):
+            for line in sources:
                 file.write(json.dumps(line).encode() + b"\n")
+            # Rows are lists of numbers: one call writes all of them.
+            file.write(json.dumps(rows)[1:-1].replace("], [", "]\n[").encode())
             file.flush()
             self._request(
                 "map-add", blamed, fd=fd, timeout_s=timeout_s, in_file=True, **where
@@ -394,6 +396,14 @@ def _without_none(keys: dict[str, Any]) -> dict[str, Any]:
 
 def _refuse_undecoded(value: object) -> None:
     """Raise UsageError for bytes that Python could not decode (PEP 383)."""
+    try:
+        # There may be thousands of texts, and few are wrong.
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        _find_undecoded(value)
+
+
+def _find_undecoded(value: object) -> None:
     match value:
         case str():
             try:
@@ -406,8 +416,8 @@ def _refuse_undecoded(value: object) -> None:
                 ) from error
         case dict():
             for key, each in value.items():
-                _refuse_undecoded(key)
-                _refuse_undecoded(each)
+                _find_undecoded(key)
+                _find_undecoded(each)
         case list() | tuple():
             for each in value:
-                _refuse_undecoded(each)
+                _find_undecoded(each)

@@ -38,6 +38,14 @@ def is_tag(mirror: dict[str, Any]) -> bool:
     return mirror.get("kind") == "oci" and "tag" in mirror and "digest" not in mirror
 
 
+def has_tag(source: dict[str, Any]) -> bool:
+    """Whether a mirror of the source has no digest yet."""
+    mirrors = source.get("mirrors")
+    if not isinstance(mirrors, list):
+        return is_tag(source)
+    return any(isinstance(mirror, dict) and is_tag(mirror) for mirror in mirrors)
+
+
 def _image_name(mirror: dict[str, Any]) -> str:
     return f"{mirror.get('registry')}/{mirror.get('repository')}:{mirror['tag']}"
 
@@ -46,6 +54,8 @@ def resolve_tags(
     source: dict[str, Any], look_up: LookUp, resolved: Resolved | None
 ) -> dict[str, Any]:
     """Return a source whose mirrors have digests; see MapClient.resolve()."""
+    if not has_tag(source):
+        return source
     size_bytes = source.get("size")
 
     def pinned(mirror: dict[str, Any]) -> dict[str, Any]:
@@ -71,14 +81,13 @@ def resolve_tags(
 def without_tags(source: dict[str, Any]) -> dict[str, Any]:
     """Return the mirror as a server accepts it, without a tag, since the digest
     suffices."""
-    return _with_each_mirror(
-        source,
-        lambda mirror: {
-            key: value
-            for key, value in mirror.items()
-            if key != "tag" or mirror.get("kind") != "oci"
-        },
-    )
+
+    def without(mirror: dict[str, Any]) -> dict[str, Any]:
+        if mirror.get("kind") != "oci":
+            return mirror
+        return {key: value for key, value in mirror.items() if key != "tag"}
+
+    return _with_each_mirror(source, without)
 
 
 def _with_each_mirror(

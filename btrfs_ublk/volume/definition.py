@@ -652,6 +652,8 @@ def image_access(definition: VolumeDefinition) -> RegistryAccess:
     )
 
 
+#: NB: dumps() would make one each time.
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 #: All keys of a definition, in the order of help.
 SETTINGS = {
@@ -680,7 +682,7 @@ def _toml(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
     # The other escapes of JSON are those of TOML.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return _encode(value).replace("\x7f", "\\u007f")
 
 
 def _merged(entries: Sequence[VolumeFile]) -> list[VolumeFile]:

@@ -7,13 +7,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from btrfs_ublk.base.urls import shown_text
 from btrfs_ublk.content import SourceKeys
-from btrfs_ublk.content.oci import is_tag, parse_image
+from btrfs_ublk.content.oci import has_tag, parse_image
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import parse_size
 
@@ -34,8 +34,8 @@ class VolumeFile:
         """Raise UsageError for a path that cannot be in a volume, and for values that
         no source can have.
         """
-        path = PurePosixPath(self.path)
-        if path.is_absolute() or ".." in path.parts or not path.name:
+        path = path_beneath(self.path)
+        if path is None:
             raise UsageError(
                 f"{self.path!r} is no path of a file in a volume",
                 hint="it is relative to the volume's top directory, without ..",
@@ -46,7 +46,7 @@ class VolumeFile:
                 hint="it has a newline or a NUL: choose another",
             )
         check_text(self.path, "path")
-        object.__setattr__(self, "path", str(path))
+        object.__setattr__(self, "path", path)
         _check_value(self.source, f"source of {self.path!r}")
         more = sorted(self.source.keys() - {"size"})
         if self.source.get("size") == 0 and more:
@@ -81,7 +81,7 @@ class VolumeFile:
     @property
     def has_tag(self) -> bool:
         """Whether a mirror of its source names a tag without a digest."""
-        return any(map(is_tag, _mirrors(self.source)))
+        return has_tag(self.source)
 
     def to_keys(self) -> dict[str, Any]:
         """Return the file's table of a definition."""
@@ -150,6 +150,15 @@ class VolumeFile:
         return cls(path, {"kind": "http", "url_file": os.path.abspath(file)})
 
 
+def path_beneath(path: str) -> str | None:
+    """Return a relative path without what says nothing; None for one that is absolute,
+    or has "..", or is the top itself."""
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if path.startswith("/") or ".." in parts or not parts:
+        return None
+    return "/".join(parts)
+
+
 def check_text(text: str, what: str) -> None:
     """Raise UsageError for a text that a definition cannot hold."""
     try:
@@ -166,7 +175,8 @@ def _check_value(value: object, what: str) -> None:
         check_text(value, what)
     if isinstance(value, dict):
         for key, each in value.items():
-            _check_value(each, f"{what}: {key}")
+            if not isinstance(each, str) or not each.isascii():
+                _check_value(each, f"{what}: {key}")
     elif isinstance(value, list | tuple):
         for each in value:
             _check_value(each, what)
@@ -245,7 +255,7 @@ def _is_empty(source: SourceKeys) -> bool:
 
 def _url_of(source: SourceKeys) -> str | None:
     place = _place(source)
-    for form in ("{url}", "{path}", "s3://{bucket}/{key}", *_OCI_FORMS):
+    for form in _FORMS.get(str(place.get("kind")), ()):
         try:
             url = form.format(**place)
             if source_of(url) == place:
@@ -255,16 +265,16 @@ def _url_of(source: SourceKeys) -> str | None:
     return None
 
 
-_OCI_FORMS = [
-    f"oci://{{registry}}/{{repository}}{which}"
-    for which in (":{tag}@{digest}", ":{tag}", "@{digest}")
-]
-
-
-def _mirrors(source: SourceKeys) -> list[SourceKeys]:
-    mirrors = source.get("mirrors")
-    every = mirrors if isinstance(mirrors, list) else [source]
-    return [mirror for mirror in every if isinstance(mirror, dict)]
+#: By the kind of a source: what its URL may be.
+_FORMS = {
+    "http": ("{url}",),
+    "file": ("{path}",),
+    "s3": ("s3://{bucket}/{key}",),
+    "oci": tuple(
+        f"oci://{{registry}}/{{repository}}{which}"
+        for which in (":{tag}@{digest}", ":{tag}", "@{digest}")
+    ),
+}
 
 
 def _is_same(one: SourceKeys, other: SourceKeys) -> bool:

@@ -303,10 +303,12 @@ class VolumeDirectory:
         self._session.unlink(missing_ok=True)
 
     def write_files(self, files: dict[str, MadeFile]) -> None:
-        # There may be thousands: one a line is written in a tenth of the time.
-        rows = ",\n".join(json.dumps(vars(one)) for one in files.values())
-        text = f'{{"version": {FORMAT_VERSION}, "files": [\n{rows}\n]}}\n'
-        _FILES.replace(self._files, text)
+        # There may be thousands. On one line, they take a tenth of the time.
+        keys = {
+            "version": FORMAT_VERSION,
+            "files": [vars(one) for one in files.values()],
+        }
+        _FILES.replace(self._files, json.dumps(keys) + "\n")
 
     def made_trees(self) -> list[MadeTree]:
         return _read_list(MadeTree, self._trees, "trees")

@@ -44,7 +44,7 @@ from btrfs_ublk.kernel.btrfs import (
     subvolume_name,
 )
 from btrfs_ublk.kernel.temporary import tempdir
-from btrfs_ublk.volume.entry import VolumeTree, origin_of
+from btrfs_ublk.volume.entry import VolumeTree, origin_of, path_beneath
 from btrfs_ublk.volume.files import (
     Clone,
     make_clones,
@@ -365,19 +365,18 @@ def _add(volume: VolumeDirectory, image: _Image, path: str, task: Task) -> Added
 
 def _checked(volume: VolumeDirectory, top: int, path: str) -> str:
     """Return a path beneath the volume without what says nothing. Raises UsageError."""
-    parts = [part for part in path.split("/") if part not in ("", ".")]
-    if path.startswith("/") or ".." in parts or not parts:
+    found = path_beneath(path)
+    if found is None:
         raise UsageError(
             f"path {path!r} is not one in the volume",
             hint="it is relative to the volume's top directory, and not that itself",
         )
-    path = "/".join(parts)
-    if exists_beneath(top, path):
+    if exists_beneath(top, found):
         raise UsageError(
-            f"there is a {path!r} in volume {volume.name!r}",
+            f"there is a {found!r} in volume {volume.name!r}",
             hint="choose another path, or remove what is there",
         )
-    return path
+    return found
 
 
 def _map(volume: VolumeDirectory, image: _Image) -> int:
