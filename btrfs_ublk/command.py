@@ -63,8 +63,8 @@ def _ask(request: dict[str, Any]) -> dict[str, Any] | None:
     request["namespace"] = os.readlink("/proc/self/ns/mnt")
     if request["request"] in _READ_ONLY:
         request["if_ready"] = True
-    if request["request"] == "list" and request["output"] == "text":
-        request["files"] = False  # they are counted
+    if request["request"] in _READ_ONLY and request["output"] == "text":
+        request["files"] = False  # there may be thousands
     is_sent = False
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:

@@ -234,7 +234,7 @@ def status(name: str, base: Path | None, as_json: bool) -> int:
 
     Exit status 0: it is up; 1: it is down, or broken (it says why).
     """
-    volume = volumes.show_volume(name, base=base)
+    volume = volumes.show_volume(name, base=base, files=as_json)
     click.echo(volume_text(volume, as_json=as_json))
     return 0 if volume.is_up else 1
 

@@ -75,8 +75,8 @@ def _list(*, files: bool = True, base: str | None = None) -> _Answer:
     )
 
 
-def _status(*, volume: str, base: str | None = None) -> _Answer:
-    found = show_volume(volume, base=base)
+def _status(*, volume: str, files: bool = True, base: str | None = None) -> _Answer:
+    found = show_volume(volume, base=base, files=files)
     return _Answer(
         {"volume": found.to_dict()},
         lambda as_json: volume_text(found, as_json=as_json),

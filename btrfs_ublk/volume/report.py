@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -32,10 +32,12 @@ from btrfs_ublk.volume.device import explain_devices, find_device
 from btrfs_ublk.volume.entry import describe_source
 from btrfs_ublk.volume.mounts import is_mounted, is_read_only, mount_points
 from btrfs_ublk.volume.store import (
+    MadeFile,
     VolumeDirectory,
     volume_directories,
     volume_directory,
 )
+from btrfs_ublk.volume.texts import SHOWN_FILES
 
 SNAPSHOTS_DIRECTORY = "snapshots"
 #: "changing": a command works on it. "broken": partly up, or not whole. "damaged": its
@@ -115,21 +117,26 @@ def list_volumes(
     """List all volumes by name; without ``files``, these are only counted. No server is
     asked, so none can delay this."""
     loop_files = cache(_loop_files)  # there may be thousands of both
+    most = None if files else 0
     volumes = [
-        look_at_volume(directory, files=files, loop_files=loop_files)
+        look_at_volume(directory, most_files=most, loop_files=loop_files)
         for directory in volume_directories(base)
     ]
     # One may have been removed meanwhile.
     return [volume for volume in volumes if volume.directory.exists()]
 
 
-def show_volume(name: str, *, base: StrPath | None = None) -> KeptVolume:
-    """Return the state of one volume. Takes up to 5 s when its server hangs. Raises
-    UsageError when there is none of that name.
+def show_volume(
+    name: str, *, base: StrPath | None = None, files: bool = True
+) -> KeptVolume:
+    """Return the state of one volume; without ``files``, only with the first
+    SHOWN_FILES of them. Takes up to 5 s when its server hangs. Raises UsageError when
+    there is none of that name.
     """
     directory = volume_directory(name, base)
     directory.check()
-    return look_at_volume(directory, ask=True, files=True)
+    most = None if files else SHOWN_FILES
+    return look_at_volume(directory, ask=True, most_files=most)
 
 
 def look_at_volume(
@@ -137,16 +144,20 @@ def look_at_volume(
     *,
     ask: bool = False,
     is_ours: bool = False,
-    files: bool = False,
+    most_files: int | None = 0,
     loop_files: Callable[[], list[Path]] = _loop_files,
 ) -> KeptVolume:
-    """Return its state; ``ask`` its server, and look at its ``files``. ``is_ours``: the
-    caller has the lock. ``loop_files`` says the files of all loop devices, for a caller
-    who keeps them."""
+    """Return its state; ``ask`` its server, and look at ``most_files`` of its files
+    (None: all). ``is_ours``: the caller has the lock. ``loop_files`` says the files of
+    all loop devices, for a caller who keeps them."""
     try:
         volume.check()
-        found = _look(volume, ask=ask, is_ours=is_ours, loop_files=loop_files)
-        return _with_files(volume, found, ask=ask) if files else found
+        count, files = volume.whole_files(most_files)
+        found = replace(
+            _look(volume, ask=ask, is_ours=is_ours, loop_files=loop_files),
+            file_count=count,
+        )
+        return _with_files(found, files, ask=ask) if files else found
     except (BtrfsUblkError, OSError) as error:
         return KeptVolume(
             name=volume.name, state="damaged", reason=str(error), directory=volume.path
@@ -173,7 +184,7 @@ def _look(
     loop_files: Callable[[], list[Path]],
 ) -> KeptVolume:
     made, session = volume.made(), volume.session()
-    definition = volume.definition(files=ask)
+    definition = volume.definition(files=False)
     device = find_device(volume, ask=ask)
     mount = volume.target_of(definition)
     if session is not None and session.is_of_this_boot:
@@ -222,21 +233,21 @@ def _look(
         complete=complete,
         snapshots=snapshots,
         cache=volume.cache_of(definition),
-        file_count=volume.file_count(),
         trees=[tree.to_dict() for tree in volume.made_trees()],
     )
 
 
-def _with_files(volume: VolumeDirectory, found: KeptVolume, *, ask: bool) -> KeptVolume:
-    files = volume.files()
+def _with_files(
+    found: KeptVolume, files: Sequence[MadeFile], *, ask: bool
+) -> KeptVolume:
     cached: dict[int, int] = {}
-    if files and ask and found.mapped_bytes is not None and found.cache is not None:
+    if ask and found.mapped_bytes is not None and found.cache is not None:
         with suppress(BtrfsUblkError):
-            cached = _cached_bytes(volume.name, found.cache)
+            cached = _cached_bytes(found.name, found.cache, files)
     there: set[str] = set()
     if found.mount is not None and found.is_up:
         with suppress(OSError), resources.opened_directory(found.mount) as top:
-            there = existing_beneath(top, files)
+            there = existing_beneath(top, [one.path for one in files])
     return replace(
         found,
         files=[
@@ -252,19 +263,30 @@ def _with_files(volume: VolumeDirectory, found: KeptVolume, *, ask: bool) -> Kep
                     else None
                 ),
             )
-            for one in files.values()
-            if one.is_whole
+            for one in files
         ],
     )
 
 
-def _cached_bytes(name: str, directory: Path) -> dict[int, int]:
-    """Return how much of what is mapped is in the cache, by offset. Server and cache
-    are asked once for all, as there may be thousands of files."""
-    with deferred():
-        # Only `volume status` needs it.
-        from btrfs_ublk.content.cache import Cache
+def _cached_bytes(
+    name: str, directory: Path, files: Sequence[MadeFile]
+) -> dict[int, int]:
+    """Return how much of what is mapped is in the cache, by offset. Where there are
+    many files, server and cache are asked once for all."""
     client = devices.device_map(name)
+    if len(files) <= SHOWN_FILES:
+        sources = {
+            one.offset: client.show(offset=one.offset)["source"]
+            for one in files
+            if one.size_bytes
+        }
+        return {
+            offset: source["cached_units"] * source["description"]["unit"]
+            for offset, source in sources.items()
+            if "cached_units" in source
+        }
+    with deferred():
+        from btrfs_ublk.content.cache import Cache
     keys = {
         x["id"]: x.get("key") for x in client.sources() if x["digests"] != "computed"
     }

@@ -48,7 +48,7 @@ def resize_volume(
         replace(definition, writable_bytes=writable_bytes)  # it checks the size
         check_writable(volume, writable_bytes)
         grow_writable(volume, writable_bytes)
-    return look_at_volume(volume, files=True)
+    return look_at_volume(volume, most_files=None)
 
 
 def check_writable(volume: VolumeDirectory, writable_bytes: int) -> None:

@@ -282,13 +282,15 @@ class VolumeDirectory:
         """Return the files by path."""
         return {one.path: one for one in _read_list(MadeFile, self._files, "files")}
 
-    def file_count(self) -> int:
-        """Return how many files are whole."""
+    def whole_files(self, most: int | None = None) -> tuple[int, list[MadeFile]]:
+        """Return how many files are whole, and the first ones (None: all)."""
         keys = _FILES.read(self._files) or {"files": []}
         try:
-            return sum(one["is_whole"] for one in keys["files"])
+            whole = [one for one in keys["files"] if one["is_whole"]]
         except (KeyError, TypeError) as error:
             raise _FILES.damaged(self._files, repr(error)) from error
+        first = [_FILES.parse(MadeFile, one, self._files) for one in whole[:most]]
+        return len(whole), first
 
     def write_definition(self, definition: VolumeDefinition) -> None:
         _FILES.replace(self._definition, definition.to_toml())

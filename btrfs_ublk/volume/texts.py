@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from btrfs_ublk.volume.report import KeptVolume
 
 #: In text.
-_SHOWN_FILES = 20
+SHOWN_FILES = 20
 
 
 def _exact(size_bytes: int | None) -> str:
@@ -70,13 +70,13 @@ def volume_text(volume: KeptVolume, *, as_json: bool) -> str:
     for tree in volume.trees:
         size = f"{tree['files']} files, {format_size(tree['size_bytes'])}"
         lines.append(("tree", f"{tree['path']}: {size} from {tree['origin']}"))
-    for file in volume.files[:_SHOWN_FILES]:
+    for file in volume.files[:SHOWN_FILES]:
         gone = ", removed since" if file.present is False else ""
         size = format_size(file.size_bytes)
         if file.cached_bytes is not None:
             size = f"{format_size(file.cached_bytes)} of {size} are here,"
         lines.append(("file", f"{file.path}: {size} from {file.origin}{gone}"))
-    if (more := len(volume.files) - _SHOWN_FILES) > 0:
+    if (more := volume.file_count - SHOWN_FILES) > 0:
         lines.append(("", f"and {more} more: --json has all"))
     return visible("\n".join(f"{name:14} {value}" for name, value in lines))
 

@@ -183,7 +183,7 @@ def up_volume(
             if made is not None:
                 made()
             on_failure.pop_all()
-    return look_at_volume(volume, files=files)
+    return look_at_volume(volume, most_files=None if files else 0)
 
 
 def _discard_pending(volume: VolumeDirectory) -> None:
