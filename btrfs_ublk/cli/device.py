@@ -85,13 +85,6 @@ _making_options = stacked(
         is_flag=True,
         help="The server's threads run before all that is not real-time.",
     ),
-    click.option(
-        "--feature",
-        "features",
-        multiple=True,
-        metavar="NAME",
-        help="ublk: insist on a feature of the driver, such as auto-buf-reg.",
-    ),
     click.option("--id", "device_id", type=CountType(0), help="N of /dev/ublkbN."),
     click.option(
         "--hang-timeout",

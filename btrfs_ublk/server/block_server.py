@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -42,8 +42,7 @@ class BlockServer:
     ublk where the kernel has it and survives its death. ``queues`` are threads; they,
     ``depth`` and ``max_io_bytes`` (largest request) default to the server's own choice.
     ``realtime``: they run before all normal threads (SCHED_RR), for latency on busy
-    machines (docs/limits.md). ``features`` of the ublk driver are required, such as
-    "auto-buf-reg", which is only used if asked for.
+    machines (docs/limits.md).
 
     The server process dies with us: it stops when the control connection closes.
     Leaving the block while the device is mounted or held raises LeftoverError, which
@@ -61,7 +60,6 @@ class BlockServer:
         depth: int | None = None,
         realtime: bool = False,
         max_io_bytes: int | None = None,
-        features: Iterable[str] = (),
         ready_timeout_s: float = READY_TIMEOUT_S,
         stop_timeout_s: float = STOP_TIMEOUT_S,
         ledger: Ledger | None = None,
@@ -69,7 +67,6 @@ class BlockServer:
         self.description = description
         self._front_end_name = front_end
         self._front_end: FrontEnd | None = None
-        self._features = list(features)
         self._flags = {"realtime": realtime}
         self._options = {"queues": queues, "depth": depth, "max-io": max_io_bytes}
         self._ready_timeout_s = ready_timeout_s
@@ -87,9 +84,7 @@ class BlockServer:
         if self._entry is not None:
             raise BtrfsUblkError("this block server runs already")
         self._ledger = ledger = self._ledger or process_ledger()
-        self._front_end = front_end = choose_front_end(
-            self._front_end_name, only_ublk=bool(self._features)
-        )
+        self._front_end = front_end = choose_front_end(self._front_end_name)
         try:
             with deferred():
                 files = _files(self.description)
@@ -189,8 +184,6 @@ class BlockServer:
             if value is not None:
                 argv += [f"--{name}", str(value)]
         argv += [f"--{name}" for name, is_set in self._flags.items() if is_set]
-        for name in self._features:
-            argv += ["--feature", name]
         argv += via_option()
         return [*argv, "--tag", tag, "--control-fd", str(control_fd), "-"]
 

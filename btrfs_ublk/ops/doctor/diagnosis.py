@@ -43,7 +43,6 @@ from btrfs_ublk.ops.doctor.access import (
 from btrfs_ublk.ops.doctor.install import command_for
 from btrfs_ublk.ops.versions import Versions, find_versions
 from btrfs_ublk.server import ServerStats
-from btrfs_ublk.server.features import FrontEndFeatures, kernel_features
 
 #: "root": only root privileges are missing.
 Answer = Literal["yes", "no", "root", "unknown"]
@@ -154,18 +153,8 @@ def _abilities() -> list[Ability]:
     loop = (LOOP, Openable(LOOP))
     return [
         _look("seeds", "make and check seeds", [Helper(MKSEED), Helper(SEED)]),
-        _look(
-            "fuse",
-            "serve with fuse",
-            [ROOT, server, FUSE, Openable(FUSE), *loop],
-            lambda: _protocol("fuse"),
-        ),
-        _look(
-            "ublk",
-            "serve with ublk",
-            [ROOT, server, UBLK, Openable(UBLK)],
-            lambda: _protocol("ublk"),
-        ),
+        _look("fuse", "serve with fuse", [ROOT, server, FUSE, Openable(FUSE), *loop]),
+        _look("ublk", "serve with ublk", [ROOT, server, UBLK, Openable(UBLK)]),
         _look("mount", "mount and sprout", [ROOT, SYS_ADMIN, BTRFS, *loop]),
         _look("devices", "keep devices", [ROOT, server, DIRECTORIES]),
         _look(
@@ -226,11 +215,6 @@ def _finding(need: Capability) -> Finding:
     return Finding(need.name, False, reason, need.hint or None, command_for(need))
 
 
-def _protocol(name: str) -> str | None:
-    features = _front_end(name)
-    return f"protocol {features.protocol}" if features and features.protocol else None
-
-
 def _fetch() -> str | None:
     """What the process that asks servers lacks of its confinement here."""
     if os.environ.get("BTRFS_UBLK_FETCH") == "in-process":
@@ -244,14 +228,6 @@ def _fetch() -> str | None:
     if not lacks:
         return "by a process without privileges"
     return f"by a process that lacks here: {', '.join(lacks)}"
-
-
-def _front_end(name: str) -> FrontEndFeatures | None:
-    try:
-        found, _ = kernel_features()
-    except BtrfsUblkError:
-        return None
-    return next((each for each in found if each.front_end == name), None)
 
 
 def _first_line(*argv: str) -> str | None:
