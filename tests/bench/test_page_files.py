@@ -124,12 +124,12 @@ class TestCommand:
         good = write_document(tmp_path / "good.json", comparison(turns=1))
         bad = tmp_path / "bad.json"
         bad.write_text("{}")
-        page, plots = tmp_path / "made.html", tmp_path / "plots"
+        page = tmp_path / "made.html"
         page.write_text("before")
-        done = self.run(good, bad, "-o", page, "--plots", plots)
+        done = self.run(good, bad, "-o", page)
         assert isinstance(done.exception, UsageError)
         assert f"{bad}: line 1 is no run" in str(done.exception)
-        assert page.read_text() == "before" and not plots.exists()
+        assert page.read_text() == "before"
 
     def test_results_are_not_overwritten(self, tmp_path: Path) -> None:
         path = write_document(tmp_path / "x.json", comparison(turns=1))

@@ -79,7 +79,7 @@ def test_it_runs_where_it_is_installed(python: Path) -> None:  # noqa: F811
     )
     assert json.loads(shown)
     packages = run_outside([python, "-m", "pip", "list", "--format=freeze"])
-    assert not re.search(r"^(meson|matplotlib)", packages, re.M)
+    assert not re.search(r"^(meson|jinja2)", packages, re.M)
 
 
 @pytest.mark.device

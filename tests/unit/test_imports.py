@@ -18,7 +18,6 @@ HEAVY = {
         "http.server",
         "importlib.resources",
         "jinja2",
-        "matplotlib",
         "prometheus_client",
     ),
     *("psutil", "pytest", "rich", "sqlite3", "urllib.request"),

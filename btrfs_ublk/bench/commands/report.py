@@ -9,7 +9,7 @@ import click
 from btrfs_ublk.base.capabilities import REPORT_PACKAGES, require
 from btrfs_ublk.base.entry import PathType
 from btrfs_ublk.bench import options
-from btrfs_ublk.errors import BtrfsUblkError, UsageError
+from btrfs_ublk.errors import UsageError
 
 
 @click.command("report", context_settings=options.SETTINGS)
@@ -21,19 +21,13 @@ from btrfs_ublk.errors import BtrfsUblkError, UsageError
     default=Path("report.html"),
     help="The page.",
 )
-@click.option(
-    "--plots",
-    type=PathType(file_okay=False),
-    help="Directory for the plots, as SVG and PNG; made where it is not there.",
-)
-def command(results: Sequence[Path], output: Path, plots: Path | None) -> None:
+def command(results: Sequence[Path], output: Path) -> None:
     """Make one page of files of results.
 
     RESULTS are what `bench matrix` wrote, and what `bench compare` and the other
     benchmarks printed with --json.
 
-    The page needs nothing else, no network and no scripts. Results of different
-    machines stand in sections of their own.
+    The page needs no network and no scripts. Each machine has a section of its own.
     """
     require(*REPORT_PACKAGES)
     # Imported here, as only this command needs their packages.
@@ -46,24 +40,12 @@ def command(results: Sequence[Path], output: Path, plots: Path | None) -> None:
     if not output.absolute().parent.is_dir():
         raise UsageError(f"there is no directory {output.absolute().parent}")
     page = build(read_inputs(results))
-    text = render(page, command=clean(_command(results, output, plots)))
-    if plots is not None:
-        try:
-            plots.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BtrfsUblkError(f"no directory {plots}: {error.strerror}") from error
-        for plot in page.plots:
-            write_whole(plots / f"{plot.name}.svg", plot.svg.encode())
-            write_whole(plots / f"{plot.name}.png", plot.png())
-        click.echo(f"{plots}: {len(page.plots)} plots as SVG and PNG", err=True)
+    text = render(page, command=clean(_command(results, output)))
     write_whole(output, text.encode())
     click.echo(f"{output}: {len(text.encode()) / 1024:,.0f} KiB", err=True)
 
 
-def _command(results: Sequence[Path], output: Path, plots: Path | None) -> str:
+def _command(results: Sequence[Path], output: Path) -> str:
     """Return the command that makes this page, without directories of this machine."""
     words = ["btrfs-ublk", "bench", "report", *(path.name for path in results)]
-    words += ["-o", output.name]
-    if plots is not None:
-        words += ["--plots", plots.name]
-    return shlex.join(words)
+    return shlex.join([*words, "-o", output.name])

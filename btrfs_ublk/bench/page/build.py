@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.resources import files
 from itertools import chain, count
 from pathlib import Path
@@ -18,14 +18,15 @@ from btrfs_ublk.bench.page.comparisons import Block, comparison_blocks
 from btrfs_ublk.bench.page.inputs import (
     BUSY_LOAD,
     Data,
+    DocumentData,
     MatrixData,
     how_real,
     labels_of,
     machine_key,
     naming,
 )
+from btrfs_ublk.bench.page.lead import Question, questions
 from btrfs_ublk.bench.page.matrices import matrix_blocks
-from btrfs_ublk.bench.page.plots import Plot
 from btrfs_ublk.bench.stats import grouped
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.new_file import write_new
@@ -58,18 +59,21 @@ class Section(NamedTuple):
     chapters: Sequence[Chapter]
 
 
-@dataclass(frozen=True)
-class Page:
+class Page(NamedTuple):
+    """What is asked first, and all results by machine."""
+
+    questions: Sequence[Question]
     sections: Sequence[Section]
+
+    @property
+    def winners(self) -> set[str]:
+        return {
+            panel.verdict.winner for each in self.questions for panel in each.panels
+        }
 
     @property
     def chapters(self) -> list[Chapter]:
         return [chapter for section in self.sections for chapter in section.chapters]
-
-    @property
-    def plots(self) -> list[Plot]:
-        blocks = [block for chapter in self.chapters for block in chapter.blocks]
-        return [plot for block in blocks for plot in block.plots]
 
 
 def _made_by(data: Data) -> tuple[str, str]:
@@ -95,8 +99,8 @@ def _made_by(data: Data) -> tuple[str, str]:
 
 
 def build(inputs: Sequence[Data]) -> Page:
-    """Build the page; pure, and slow: 50 ms for each plot. Raises UsageError."""
-    taken = {"summary", "repeat"}
+    """Build the page; a pure function. Raises UsageError."""
+    taken = {"short", "contents", "repeat"}
     machines = grouped(inputs, _key).values()
     sections: list[Section] = []
     for its in sorted(machines, key=lambda each: how_real(each[0])):
@@ -105,7 +109,13 @@ def build(inputs: Sequence[Data]) -> Page:
         labels = [label for label in first.labels if label != "interrupted"]
         anchor = f"machine-{len(sections) + 1}"
         sections.append(Section(anchor, labels, first.data.record, chapters))
-    return Page(sections)
+    found = [
+        (chapter.data, chapter.anchor)
+        for section in sections
+        for chapter in section.chapters
+        if isinstance(chapter.data, DocumentData)
+    ]
+    return Page(questions(found), sections)
 
 
 def _key(data: Data) -> object:
@@ -126,22 +136,9 @@ def _chapter(data: Data, taken: set[str]) -> Chapter:
     taken.add(anchor)
     with naming(data.name):
         title, compared, blocks = _content(data)
-        numbers = count(1)
-        shown = [
-            replace(
-                block, plots=[_drawn(x, anchor, next(numbers)) for x in block.plots]
-            )
-            for block in blocks
-        ]
         return Chapter(
-            data, anchor, title, compared, labels_of(data), _made_by(data), shown
+            data, anchor, title, compared, labels_of(data), _made_by(data), blocks
         )
-
-
-def _drawn(plot: Plot, anchor: str, number: int) -> Plot:
-    made = replace(plot, name=f"{anchor}-{number:02}")
-    assert made.svg  # drawn now, as its data may be invalid
-    return made
 
 
 def _content(data: Data) -> tuple[str, str, list[Block]]:
@@ -166,14 +163,14 @@ def _content(data: Data) -> tuple[str, str, list[Block]]:
         suite = parameters.get("suite")
         title = f"Suite {suite}" if suite else "Comparison"
         return title, told, comparison_blocks(data)
-    title = data.benchmark.replace("_", " ").capitalize()
+    title = re.sub("[-_]", " ", data.benchmark).capitalize()
     told = f"{data.name}, {len(data.document['results'])} results"
     return title, told, [Block("", tables=data.tables)]
 
 
 def render(page: Page, *, command: str) -> str:
     """Render HTML. All text from files is escaped, and a policy in the page forbids it
-    to run or fetch anything. Only the drawings, which are XML, are not escaped.
+    to run or fetch anything.
     """
     environment = Environment(
         autoescape=True, trim_blocks=True, keep_trailing_newline=True

@@ -32,7 +32,7 @@ _NEEDED: dict[str, Any] = {
 }
 _KNOWN: dict[str, Any] = {"cpu_flags": list, "mitigations": dict}
 
-#: If more tasks than this per CPU run when a benchmark begins, others are running.
+#: If more tasks than this per CPU run in the median turn, others are running.
 BUSY_LOAD = 3.0
 #: Kinds by a record's "guest". Results of real machines are shown before those of
 #: emulated ones.
@@ -222,17 +222,21 @@ def how_real(data: Data) -> tuple[int, int]:
 
 def _is_busy(data: Data) -> bool:
     record = data.record
-    if record is not None and record["load"]:
-        if float(record["load"][0]) > BUSY_LOAD * int(record["cpus"]):
-            return True
-    found: list[object] = []
     if isinstance(data, MatrixData):
-        found = [(row.get("cpu") or {}).get("other") for row in data.rows]
-    elif data.benchmark == "compare":
-        # In other benchmarks, this key includes their own kernel threads.
-        found = [result.get("other_cores") for result in data.document["results"]]
-    others = [float(str(value)) for value in found if value is not None]
-    return bool(others) and median(others) > QUIET_CORES
+        others = [(row.get("cpu") or {}).get("other") for row in data.rows]
+        loads = []
+    else:
+        results = data.document["results"]
+        others = [result.get("other_cores") for result in results]
+        # What fio runs is a load of its own, so that of its turns says nothing.
+        compared = data.benchmark == "compare"
+        loads = [] if compared else [result.get("load") for result in results]
+    if record is not None:
+        loads = [x for x in loads if x is not None] or record["load"][:1]
+        if loads and median(map(float, loads)) > BUSY_LOAD * int(record["cpus"]):
+            return True
+    told = [float(str(value)) for value in others if value is not None]
+    return bool(told) and median(told) > QUIET_CORES
 
 
 def machine_key(data: Data) -> tuple[object, ...]:

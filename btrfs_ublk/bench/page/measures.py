@@ -20,8 +20,6 @@ class Measure:
     title: str
     unit: str
     more_is_better: bool = False
-    #: The noun in "1.3 times the ...".
-    noun: str = ""
 
     def text(self, value: float) -> str:
         """Format a value with its unit: "12,300 IOPS", "1.24 s", "4.1 MiB"."""
@@ -34,7 +32,7 @@ class Measure:
         return f"{quantity(value)} {self.unit}".rstrip()
 
 
-IOPS = Measure("iops", "I/O per second", "IOPS", True, "I/O per second")
+IOPS = Measure("iops", "I/O per second", "IOPS", True)
 
 
 def quantity(value: float) -> str:
@@ -53,14 +51,6 @@ def duration(seconds: float) -> str:
     return f"{quantity(seconds * 1e6)} µs"
 
 
-def ratio_text(value: float) -> str:
-    if value != value or math.isinf(value):
-        return "–"
-    if 0 < value < 0.1:
-        return f"{value:.2g}"
-    return f"{value:,.{2 if value < 10 else 1 if value < 100 else 0}f}"
-
-
 def told_measure(told: Mapping[str, Any]) -> Measure:
     """Make a measure from a document's name ("cold_ms"), unit and better."""
     key, unit = str(told["name"]), str(told.get("unit", ""))
@@ -69,7 +59,7 @@ def told_measure(told: Mapping[str, Any]) -> Measure:
     words = key.split("_")
     name = " ".join(words[:-1] if words[-1] == unit.lower() else words)
     title = ", ".join(filter(None, (name[:1].upper() + name[1:], unit)))
-    return Measure(key, title, unit, told.get("better") == "more", name or unit)
+    return Measure(key, title, unit, told.get("better") == "more")
 
 
 def is_number(value: object) -> bool:
