@@ -2,6 +2,8 @@
 
 import json
 import random
+import signal
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,15 @@ from click.testing import CliRunner, Result
 from support.needs import Need
 
 from btrfs_ublk.base.capabilities import Fio
+from btrfs_ublk.base.process import spawn
 from btrfs_ublk.bench import commands, report
 from btrfs_ublk.bench.commands.compare import Plan, blocks, command, compare
+from btrfs_ublk.bench.compare import tables
 from btrfs_ublk.bench.content import STAMPS, write_content
 from btrfs_ublk.bench.fio import parse_workload
 from btrfs_ublk.bench.peer import Subject
 from btrfs_ublk.bench.reading import measure
-from btrfs_ublk.bench.report import Document
+from btrfs_ublk.bench.report import OK, Document
 from btrfs_ublk.bench.stats import ratio_of
 from btrfs_ublk.bench.suite import Bar, Comparison
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
@@ -26,6 +30,7 @@ from btrfs_ublk.server import ZeroSegment
 from btrfs_ublk.units import KIB, MIB
 
 SIZE = 16 * MIB
+_MAIN = "from btrfs_ublk.cli.main import main; main()"
 PLAN = Plan(turns=20, runtime_s=0.5, size_bytes=SIZE, queues=None, depth=None, seed=1)
 
 
@@ -91,6 +96,14 @@ class TestTables:
         assert ratio_of(b, a, "iops")[:3] == pytest.approx((0.5, 0.5, 0.5))
         elsewhere = [result | {"run": "2"} for result in b]
         assert ratio_of(elsewhere, a, "iops")[0] != ratio_of(elsewhere, a, "iops")[0]
+
+    def test_what_all_are_held_against(self) -> None:
+        """The first that was measured; bars mean the first that was wanted."""
+        results = [row(x, turn, y) for x, y in (("b", 9), ("c", 3)) for turn in (1, 2)]
+        bars = [Bar("c", "randread-psync", 0.4)]
+        table, held = tables(document(results, bars))
+        assert [line[3] for line in table.rows] == ["1.00", "0.33"]
+        assert held.rows[0][-1] == "not measured"
 
 
 class TestMeasure:
@@ -193,3 +206,26 @@ class TestCommand:
         for path, why in ((image, "no block device"), (sparse_path / "x", "No such")):
             error = invoke(*words, "--size=16M", "--disk", path).exception
             assert isinstance(error, UsageError) and why in str(error)
+
+
+@pytest.mark.device
+def test_an_interrupt_leaves_what_was_measured(need: Need, sparse_path: Path) -> None:
+    need(Fio("psync"))
+    words = ["loop", "tmpfs", "--workload=randread-psync", "--turns=500"]
+    words += ["--runtime=0.5", "--size=16M", "--json", f"--parent={sparse_path}"]
+    output = sparse_path / "output"
+    shell = ["sh", "-c", 'exec "$@" >"$0"', str(output)]
+    argv = [*shell, sys.executable, "-c", _MAIN, "bench", "compare", *words]
+    with spawn(argv, stop_timeout_s=60) as child:
+        for _ in range(200):
+            if "turn 2" in child.stderr_tail(50) or child.wait(0.2) is not None:
+                break
+        child.send_signal(signal.SIGINT)
+        assert child.wait(60) == 130, child.stderr_tail(20)
+    found = json.loads(output.read_text())
+    assert not found["complete"]
+    assert {x["status"] for x in found["results"]} == {OK}
+    assert 2 <= len(found["results"]) < 1000
+    assert tables(found)
+    # And of directories, loop devices, servers: nothing; see the fixtures.
+    assert list(sparse_path.iterdir()) == [output]
