@@ -1,10 +1,9 @@
-"""How data arrive that are read for the first time, over HTTP on loopback: beside bare
-requests, beside peers, and far away.
+"""How data arrive that are read for the first time, over HTTP on loopback, beside bare
+requests; and far away.
 
 ``python -m btrfs_ublk.bench.fetching --help``
 """
 
-import hashlib
 import os
 import random
 import resource
@@ -24,16 +23,7 @@ from btrfs_ublk.base.entry import CountType, PathType, run_command
 from btrfs_ublk.base.process import Argument
 from btrfs_ublk.base.process import run as run_program
 from btrfs_ublk.bench import options
-from btrfs_ublk.bench.bed import (
-    CURL,
-    OPENSSL,
-    PEERS,
-    TIMEOUT_S,
-    UNVERIFIED,
-    Bed,
-    Opened,
-    bed,
-)
+from btrfs_ublk.bench.bed import CURL, OPENSSL, TIMEOUT_S, Bed, Opened, bed
 from btrfs_ublk.bench.fio import parse_output, random_reads
 from btrfs_ublk.bench.origin import NGINX
 from btrfs_ublk.bench.report import Document, Result, Table
@@ -105,16 +95,6 @@ def _bare(unit_bytes: int, place: Bed) -> Result:
     return {"p50_us": median(took_us), "iops": 1e6 * len(took_us) / sum(took_us)}
 
 
-def _hash(unit_bytes: int, _: Bed) -> Result:
-    unit = random.Random(3).randbytes(unit_bytes)
-    took_ns = []
-    for _turn in range(_READS):
-        start_ns = time.perf_counter_ns()
-        hashlib.sha256(unit).digest()
-        took_ns.append(time.perf_counter_ns() - start_ns)
-    return {"p50_us": median(took_ns) / 1e3}
-
-
 def _drop_caches() -> None:
     """NB: caches are written before, as what is dirty stays in memory."""
     os.sync()
@@ -148,32 +128,16 @@ def _timed(place: Bed, work: Callable[[], object], device: Opened | None) -> Res
     return {"seconds": seconds, "cpu_s": used_s, "requests": requests}
 
 
-def _dd(place: Bed, path: Path) -> list[Argument]:
-    words = [f"if={path}", "of=/dev/null", "bs=1M", "status=none"]
-    return ["dd", *words, f"count={place.size_bytes // MIB}"]
+def _sequential(direct: bool, place: Bed) -> Result:
+    with place.ours() as device:
+        argv: list[Argument] = ["dd", f"if={device.path}", "of=/dev/null", "bs=1M"]
+        argv += [f"count={place.size_bytes // MIB}", "status=none"]
+        argv += ["iflag=direct"] if direct else []
+        return _timed(place, lambda: run_program(argv, timeout_s=TIMEOUT_S), device)
 
 
-def _read_all(place: Bed, device: Opened, direct: bool = False) -> Result:
-    argv = [*_dd(place, device.path), *(["iflag=direct"] if direct else [])]
-    return _timed(place, lambda: run_program(argv, timeout_s=TIMEOUT_S), device)
-
-
-def _sequential(opened: Open, place: Bed, *, direct: bool = False) -> Result:
-    with opened(place) as device:
-        return _read_all(place, device, direct)
-
-
-def _curl(then: str, place: Bed) -> Result:
-    return _timed(place, lambda: place.fetch(then), None)
-
-
-def _keep(place: Bed) -> Result:
-    """Fetch, hash, and leave all in memory, as the page cache does: in a new file."""
-    path = place.root / "kept"
-    try:
-        return _curl(f"| tee {path} | openssl dgst -sha256", place)
-    finally:
-        path.unlink(missing_ok=True)
+def _curl(place: Bed) -> Result:
+    return _timed(place, place.fetch, None)
 
 
 def cases(name: str, runtime_s: float) -> list[Case]:
@@ -182,46 +146,27 @@ def cases(name: str, runtime_s: float) -> list[Case]:
     def cold(opened: Open, unit: int = DEFAULT_UNIT_BYTES) -> Work:
         return partial(_one_by_one, opened, unit, False)
 
-    def warm(opened: Open) -> Work:
-        return partial(_one_by_one, opened, DEFAULT_UNIT_BYTES, True)
-
-    def whole(opened: Open) -> Work:
-        return partial(_sequential, opened)
-
-    def peers(work: Callable[[Open], Work]) -> list[Case]:
-        opens: dict[str, Open] = {"nbdkit": Bed.nbdkit, "rclone": Bed.rclone}
-        return [Case(each + UNVERIFIED, work(opens[each])) for each in PEERS]
-
     def ours(unit: int) -> Open:
         return lambda place: place.ours(unit)
-
-    def pinned(place: Bed) -> AbstractContextManager[Opened]:
-        return place.with_cache(pins=True)
 
     if name == "random":
         return [
             *(Case(GET, partial(_bare, unit), unit) for unit in _UNITS),
-            *(Case("SHA-256", partial(_hash, unit), unit) for unit in _UNITS),
             Case(FRONT_END, cold(Bed.alone, _SMALL), _SMALL),
             *(Case(OURS, cold(ours(unit), unit), unit) for unit in _UNITS),
             Case(DEFAULT, cold(Bed.with_cache)),
-            Case(f"{DEFAULT}, pins", cold(pinned)),
-            *peers(cold),
         ]
     if name == "warm":
+        opens = {DEFAULT: Bed.with_cache, FRONT_END: Bed.alone}
         return [
-            Case(DEFAULT, warm(Bed.with_cache)),
-            Case(FRONT_END, warm(Bed.alone)),
-            *peers(warm),
+            Case(each, partial(_one_by_one, opened, DEFAULT_UNIT_BYTES, True))
+            for each, opened in opens.items()
         ]
     if name == "sequential":
         return [
-            Case("curl | openssl dgst", partial(_curl, "| openssl dgst -sha256")),
-            Case("curl", partial(_curl, "-o /dev/null")),
-            Case("curl | tee | openssl dgst", _keep),
-            Case(OURS, whole(Bed.ours)),
-            Case(OURS + DIRECT, partial(_sequential, Bed.ours, direct=True)),
-            *peers(whole),
+            Case("curl | openssl dgst", _curl),
+            Case(OURS, partial(_sequential, False)),
+            Case(OURS + DIRECT, partial(_sequential, True)),
         ]
     return [
         Case(f"{each} at once", partial(_at_once, each, runtime_s), _SMALL)
@@ -288,16 +233,6 @@ def _distant(round_trip_ms: int, mbit: int) -> Iterator[None]:
         run_program(["tc", "qdisc", "del", *netem], timeout_s=TIMEOUT_S)
 
 
-def _can_run(case: Case) -> bool:
-    name = case.subject.removesuffix(UNVERIFIED)
-    for capability in PEERS.get(name, ()):
-        reason = capability.probe()
-        if reason:
-            options.progress(f"{name} is left out: {capability.name}: {reason}")
-            return False
-    return True
-
-
 @study(
     "fetching",
     click.option(
@@ -341,15 +276,10 @@ def command(
     front_end: FrontEndName,
 ) -> None:
     """Read a lazy device whose data are fetched over HTTP and verified each time, and
-    what else a user could have, by turns, in an order that is drawn anew for each.
+    programs that only fetch, by turns, in an order that is drawn anew for each.
     """
     with bed(run.parent, disk, size_bytes=size_bytes, front_end=front_end) as place:
-        plan = [
-            (name, case)
-            for name in chosen
-            for case in cases(name, runtime_s)
-            if _can_run(case)
-        ]
+        plan = [(name, case) for name in chosen for case in cases(name, runtime_s)]
         for name, case in run.drawn(plan):
             far = KINDS[name].get("far")
             with _distant(round_trip_ms, mbit) if far else nullcontext():

@@ -11,7 +11,7 @@ from support.needs import Need
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, Capability, Program
 from btrfs_ublk.base.process import run
 from btrfs_ublk.bench import containers, fetching, image_start, sandboxes
-from btrfs_ublk.bench.bed import CURL, OPENSSL, PEERS
+from btrfs_ublk.bench.bed import CURL, OPENSSL
 from btrfs_ublk.bench.image_start import EROFS, UNTAR
 from btrfs_ublk.bench.origin import NGINX
 from btrfs_ublk.bench.report import Document
@@ -58,8 +58,7 @@ def test_all_that_needs_no_delay(tmp_path: Path) -> None:
     chosen = ("random", "warm", "sequential", "readers")
     words = ["--size=8M", "--runtime=0.2", "--repeats=1", f"--disk={tmp_path}"]
     words += [f"--what={what}" for what in chosen]
-    needs = (NGINX, CURL, OPENSSL, *(x for y in PEERS.values() for x in y))
-    document = measured("fetching", *words, needs=needs)
+    document = measured("fetching", *words, needs=(NGINX, CURL, OPENSSL))
     document["results"].sort(key=lambda result: chosen.index(result["what"]))
     for name, table in zip(chosen, fetching.tables(document)):
         assert table.title == fetching.KINDS[name]["title"]
