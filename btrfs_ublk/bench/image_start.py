@@ -7,29 +7,26 @@ lazy device.
 
 import hashlib
 import json
-import logging
 import os
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import click
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, Probed, Program
 from btrfs_ublk.base.entry import PathType, run_command
-from btrfs_ublk.base.log import log
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE, VOLUMES_VARIABLE
 from btrfs_ublk.base.process import Argument, run
 from btrfs_ublk.bench.bed import CURL
-from btrfs_ublk.bench.link import Request, link
+from btrfs_ublk.bench.link import link
 from btrfs_ublk.bench.report import Document, Result, Table
 from btrfs_ublk.bench.stats import grouped
 from btrfs_ublk.bench.study import LOAD, TURNS, Column, Run, ratio, study, table
@@ -80,8 +77,6 @@ UNTAR, EROFS = "pull and untar", "lazy EROFS, lz4hc"
 #: it names.
 _ROUND_TRIPS = 3
 _TIMEOUT_S = 300.0
-#: A waterfall of more says nothing to people.
-_MAX_ROWS = 30
 _START, _EVERYTHING = "to the end of the command", "until all is read"
 _REPOSITORY = "tree"
 _ACCESS = RegistryAccess(insecure=True)
@@ -95,7 +90,7 @@ _numbers = count()
 class Place:
     """What all turns share: the registry, what is in it, and the command that runs in
     the image. ``host`` is the link's address during a turn, ``work`` a new directory in
-    memory, ``marks`` what happened when."""
+    memory."""
 
     root: Path
     registry: str
@@ -104,7 +99,6 @@ class Place:
     words: Sequence[str]
     host: str = ""
     work: Path = Path()
-    marks: list[tuple[float, float, str]] = field(default_factory=list)
 
     def directory(self, name: str) -> Path:
         path = self.work / name
@@ -138,10 +132,9 @@ def _by_api(
     base = place.work / "volumes"
     name = _NAME % next(_numbers)
     image = f"{place.host}/{_REPOSITORY}:{tag}"
-    with _steps(place.marks):
-        up_volume(name, _definition(place, image, complete), base=base)
-        _removed(stack, name, base)
-        return fork_image(name, "one", base=base)
+    up_volume(name, _definition(place, image, complete), base=base)
+    _removed(stack, name, base)
+    return fork_image(name, "one", base=base)
 
 
 def _by_command(tag: str, place: Place, stack: ExitStack) -> Path:
@@ -150,32 +143,9 @@ def _by_command(tag: str, place: Place, stack: ExitStack) -> Path:
     argv: list[Argument] = [Path(sys.executable).with_name("btrfs-ublk"), "image", "up"]
     argv += [f"{place.host}/{_REPOSITORY}:{tag}", name, "--insecure", "--fork=one"]
     argv += [f"--base={base}", f"--mount={place.work / 'mnt'}", "--writable=1G"]
-    began_s = time.monotonic()
     path = run(argv, timeout_s=_TIMEOUT_S).stdout.strip()
-    place.marks.append((began_s, time.monotonic(), "image up --fork"))
     _removed(stack, name, base)
     return Path(path)
-
-
-@contextmanager
-def _steps(marks: list[tuple[float, float, str]]) -> Iterator[None]:
-    """Note the steps that the package logs."""
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.msg == "%s: %.3f s" and isinstance(record.args, tuple):
-                what, seconds = record.args
-                now_s = time.monotonic()
-                marks.append((now_s - float(str(seconds)), now_s, str(what)))
-
-    before, handler = log.level, Handler()
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
-        log.removeHandler(handler)
 
 
 def _untar(place: Place, stack: ExitStack) -> Path:
@@ -238,7 +208,7 @@ def _measure(
         address, requests = stack.enter_context(
             link((host, int(port)), round_trip_s=round_trip_s, bytes_per_s=rate)
         )
-        given = {**vars(place), "host": address, "work": work, "marks": []}
+        given = {**vars(place), "host": address, "work": work}
         turn = Place(**given)
         (turn.directory("settings") / "images.toml").write_text(
             f'[[allow]]\nfrom = "{address}/*"\n'
@@ -248,7 +218,6 @@ def _measure(
         os.environ[VOLUMES_VARIABLE] = str(work / "volumes")
         began_s = time.monotonic()
         path = SUBJECTS[subject](turn, stack)
-        up_s = time.monotonic()
         run(["chroot", path, *place.words], timeout_s=_TIMEOUT_S)
         if everything:
             argv = (
@@ -257,7 +226,6 @@ def _measure(
             run(["bash", "-c", argv], timeout_s=_TIMEOUT_S)
         ended_s = time.monotonic()
         found = [each for each in requests() if each.began_s < ended_s]
-    turn.marks.append((up_s, ended_s, "run"))
     moved = sum(each.bytes for each in found)
     on_link_s = moved / rate if rate else 0.0
     return {
@@ -266,23 +234,7 @@ def _measure(
         "bytes": moved,
         "first_request_s": min(each.began_s for each in found) - began_s,
         "limit_s": _ROUND_TRIPS * round_trip_s + on_link_s,
-        "waterfall": _waterfall(began_s, found, turn.marks),
     }
-
-
-def _waterfall(
-    began_s: float, requests: list[Request], marks: list[tuple[float, float, str]]
-) -> list[list[Any]]:
-    """Return [begin, first byte, end, bytes, what] of all that happened, in order."""
-    rows: list[list[Any]] = [[x, x, y, 0, what] for x, y, what in marks]
-    for one in requests:
-        asked = f"{one.path.rpartition('/')[2][:19]} {one.asked}".strip()
-        what = f"connection {one.connection}: {asked}"
-        rows.append([one.began_s, one.first_s, one.last_s, one.bytes, what])
-    return [
-        [*(round(max(each - began_s, 0.0), 4) for each in row[:3]), *row[3:]]
-        for row in sorted(rows)
-    ]
 
 
 @contextmanager
@@ -336,7 +288,7 @@ def _placed(parent: Path, tree: Path, words: Sequence[str]) -> Iterator[Place]:
 
 
 def tables(document: Document) -> list[Table]:
-    """Make a table for each distance and what is read, and the waterfalls."""
+    """Make a table for each distance and what is read."""
 
     def to_limit(turns: Sequence[Result]) -> float:
         return float(median(x["seconds"] / x["limit_s"] for x in turns))
@@ -364,16 +316,6 @@ def tables(document: Document) -> list[Table]:
                 "rate, headers included.",
             )
         )
-        for subject, turns in grouped(results, lambda x: x["subject"]).items():
-            best = min(turns, key=lambda x: x["seconds"])
-            rows = [
-                (f"{x:.3f}", f"{y:.3f}", f"{z:.3f}", f"{size / 1e6:.2f}", text)
-                for x, y, z, size, text in best["waterfall"]
-            ]
-            heads = ("begins, s", "first byte", "ends", "MB", "")
-            title = f"{subject}, {far}: the fastest turn, of {best['seconds']:.2f} s"
-            if 0 < len(rows) <= _MAX_ROWS:
-                found.append(Table(title, heads, rows, 0))
     return found
 
 

@@ -1,5 +1,5 @@
 """A network link of a given round trip and rate, in front of a server of this machine:
-a proxy that notes when requests begin, and when their answers arrive.
+a proxy that notes when requests begin, and how large their answers are.
 """
 
 import asyncio
@@ -20,30 +20,22 @@ _READ_BYTES, _CHUNK_S = 64 << 10, 0.0013
 _WINDOW_BYTES = 512 << 10
 #: How far the link may be ahead of its rate, as timers are late.
 _AHEAD_S = 0.001
-_BEGINS = re.compile(rb"(?:GET|HEAD|POST|PUT|PATCH|DELETE) (\S+) HTTP/1")
-_RANGE = re.compile(rb"(?i:\r\nrange: *bytes=)(\S+)")
+_BEGINS = re.compile(rb"(?:GET|HEAD|POST|PUT|PATCH|DELETE) \S+ HTTP/1")
 
 
 @dataclass
 class Request:
-    """A request: its connection, the path, the range of bytes that it asks for, when
-    it was sent, when the first and the last byte of its answer came (of
-    time.monotonic()), and how many came."""
+    """When a request was sent (of time.monotonic()), and the bytes of its answer."""
 
-    connection: int
-    path: str
-    asked: str
     began_s: float
-    first_s: float = 0.0
-    last_s: float = 0.0
     bytes: int = 0
 
 
 class _Flow:
     """A client's connection: what waits for the link, and what is on its way."""
 
-    def __init__(self, number: int, writer: asyncio.StreamWriter) -> None:
-        self.number, self.writer = number, writer
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
         self.opened_s = asyncio.get_running_loop().time()
         self.waiting: deque[bytes] = deque()
         self.under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
@@ -64,7 +56,6 @@ class _Link:
         self._chunk_bytes = min(_READ_BYTES, most)
         self._connections: list[_Flow] = []
         self._more = asyncio.Event()
-        self._count = 0
         self.requests: list[Request] = []
 
     async def run(self, pipe: Connection) -> None:
@@ -81,8 +72,7 @@ class _Link:
     async def _serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        self._count += 1
-        connection = _Flow(self._count, writer)
+        connection = _Flow(writer)
         self._connections.append(connection)
         from_server, to_server = await asyncio.open_connection(*self._server)
         tasks = [
@@ -109,14 +99,8 @@ class _Link:
         with suppress(OSError):
             while data := await reader.read(_READ_BYTES):
                 now_s = loop.time()
-                if found := _BEGINS.match(data):
-                    asked = _RANGE.search(data)
-                    connection.request = Request(
-                        connection.number,
-                        found[1].decode(errors="replace"),
-                        asked[1].decode(errors="replace") if asked else "",
-                        now_s,
-                    )
+                if _BEGINS.match(data):
+                    connection.request = Request(now_s)
                     self.requests.append(connection.request)
                 # NB: connecting takes a round trip, and here it took none.
                 at_s = max(now_s, connection.opened_s + 2 * self._half_s)
@@ -168,10 +152,8 @@ class _Link:
                 await connection.writer.drain()
                 connection.queued_bytes -= len(data)
                 connection.has_room.set()
-                if (request := connection.request) is not None:
-                    request.last_s = loop.time()
-                    request.first_s = request.first_s or request.last_s
-                    request.bytes += len(data)
+                if connection.request is not None:
+                    connection.request.bytes += len(data)
 
 
 @contextmanager
