@@ -26,8 +26,7 @@ class Setting:
 
     ``size_bytes`` of each can be read. ``queues`` and ``depth`` are for block servers;
     None leaves them to each. ``realtime`` is for ours (see BlockServer). ``runtime_s``
-    is the duration of a turn, if it can be chosen. ``disk`` is a device that the user
-    names.
+    is the duration of a turn, if it can be chosen.
     """
 
     directory: Path
@@ -36,7 +35,6 @@ class Setting:
     depth: int | None
     realtime: bool
     runtime_s: float
-    disk: Path | None
     _stack: ExitStack
     _shared: dict[str, object] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=count)
@@ -83,13 +81,10 @@ def setting(
     depth: int | None = None,
     realtime: bool = False,
     runtime_s: float = 1.0,
-    disk: Path | None = None,
 ) -> Iterator[Setting]:
     """Make a setting in a new directory below ``parent``, which should be on tmpfs."""
     with tempdir(parent=parent) as directory, ExitStack() as stack:
-        yield Setting(
-            directory, size_bytes, queues, depth, realtime, runtime_s, disk, stack
-        )
+        yield Setting(directory, size_bytes, queues, depth, realtime, runtime_s, stack)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 A benchmark is a module of this package. It makes a document (JSON): what was asked for,
 the environment, and one result for each turn. Its ``tables(document)`` is a pure
-function, so that stored documents can be printed again, and joined:
+function, so that a stored document can be printed again:
 
-``python -m btrfs_ublk.bench.report [--json] DOCUMENT...``
+``python -m btrfs_ublk.bench.report DOCUMENT``
 """
 
 import json
@@ -34,8 +34,6 @@ OK, FAILED, SKIPPED = "ok", "failed", "skipped"
 #: It fits every table: tables are as wide as their text, whatever the terminal.
 CONSOLE_WIDTH = 1000
 _NOTE_COLUMNS = 100
-#: Keys that must be equal for results in one document.
-_MACHINE = ("kernel", "architecture", "cpu", "cpus", "file_system", "btrfs_progs")
 
 
 @dataclass(frozen=True)
@@ -64,29 +62,6 @@ def make_document(
         "environment": environment(directory),
         "results": results,
     }
-
-
-def merged(documents: Sequence[Document]) -> Document:
-    """Merge the results of documents. Raises UsageError for different benchmarks or
-    machines; the environment and parameters are those of the first.
-    """
-    first = documents[0]
-    for other in documents[1:]:
-        if "tables" in first or "tables" in other:
-            raise UsageError("results of campaigns do not mix: they have their tables")
-        if other["benchmark"] != first["benchmark"]:
-            raise UsageError(
-                f"results of {first['benchmark']} and {other['benchmark']} do not mix"
-            )
-        for name in _MACHINE:
-            values = [each["environment"].get(name) for each in (first, other)]
-            if values[0] != values[1]:
-                raise UsageError(
-                    f"results of different machines do not mix: {name} is "
-                    f"{values[0]!r} and {values[1]!r}"
-                )
-    results = [result for each in documents for result in each["results"]]
-    return first | {"results": results}
 
 
 def tables_of(document: Document) -> list[Table]:
@@ -201,14 +176,10 @@ def load(path: Path) -> Document:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("paths", nargs=-1, required=True, type=PathType())
-@click.option("--json", "as_json", is_flag=True, help="Print one document instead.")
-def command(paths: tuple[Path, ...], as_json: bool) -> None:
-    """Print the tables of documents that benchmarks made with --json.
-
-    Several of one benchmark, from one machine, become one.
-    """
-    finish(merged([load(path) for path in paths]), as_json=as_json)
+@click.argument("path", type=PathType())
+def command(path: Path) -> None:
+    """Print the tables of a document that a benchmark made with --json."""
+    show(load(path))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from btrfs_ublk.base.process import spawn
 from btrfs_ublk.bench import commands, report
 from btrfs_ublk.bench.commands.compare import Plan, blocks, command, compare
 from btrfs_ublk.bench.compare import tables
-from btrfs_ublk.bench.content import STAMPS, write_content
 from btrfs_ublk.bench.fio import parse_workload
 from btrfs_ublk.bench.peer import Subject
 from btrfs_ublk.bench.reading import measure
@@ -25,7 +24,6 @@ from btrfs_ublk.bench.report import OK, Document
 from btrfs_ublk.bench.stats import ratio_of
 from btrfs_ublk.bench.suite import Bar, Comparison
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
-from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.server import ZeroSegment
 from btrfs_ublk.units import KIB, MIB
 
@@ -143,11 +141,6 @@ def test_what_was_measured_is_not_lost(
     assert result["iops"] == 100.0
 
 
-def statuses(done: Result) -> dict[str, tuple[str, str | None]]:
-    results = json.loads(done.stdout)["results"]
-    return {x["peer"]: (x["status"], x.get("reason")) for x in results}
-
-
 def invoke(*words: str | Path) -> Result:
     return CliRunner().invoke(command, list(map(str, words)))
 
@@ -187,25 +180,6 @@ class TestCommand:
         others = [x for x in rest if x is not failed]
         assert {(x["peer"], x["status"]) for x in others} <= {("loop", "ok")}
         assert len(others) >= 2
-
-    def test_a_disk_is_read(self, sparse_path: Path) -> None:
-        """And is as it was. One that is too small is refused; none is a row."""
-        image = sparse_path / "image"
-        write_content(image, STAMPS, SIZE)
-        words = ["tmpfs", "disk", "--workload=randread-psync", "--turns=1", "--json"]
-        words += ["--runtime=0.5", "--parent", str(sparse_path)]
-        with loop_device(image) as device:
-            done = invoke(*words, "--size=16M", "--disk", device.path)
-            small = invoke(*words, "--size=32M", "--disk", device.path)
-        assert statuses(done)["disk"] == ("ok", None)
-        assert image.read_bytes() == STAMPS.content(0, SIZE)
-        assert isinstance(small.exception, UsageError)
-        assert "has 16 MiB, and 32 MiB are to be read" in str(small.exception)
-        status, reason = statuses(invoke(*words, "--size=16M"))["disk"]
-        assert status == "skipped" and "--disk" in str(reason)
-        for path, why in ((image, "no block device"), (sparse_path / "x", "No such")):
-            error = invoke(*words, "--size=16M", "--disk", path).exception
-            assert isinstance(error, UsageError) and why in str(error)
 
 
 @pytest.mark.device

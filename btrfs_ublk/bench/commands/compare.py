@@ -11,11 +11,10 @@ from typing import Any
 
 import click
 
-from btrfs_ublk.base.entry import PathType, SecondsType, completing
+from btrfs_ublk.base.entry import SecondsType, completing
 from btrfs_ublk.bench import options
 from btrfs_ublk.bench.cpu_load import HOGS, hogs
 from btrfs_ublk.bench.peer import all_peers, setting, why_not
-from btrfs_ublk.bench.peers.kernel import check_disk
 from btrfs_ublk.bench.reading import Turn, check_workload, find_peers, taking_part
 from btrfs_ublk.bench.report import FAILED, OK, SKIPPED, Result, finish, make_document
 from btrfs_ublk.bench.suite import Comparison, find_suite, suite_names
@@ -28,7 +27,6 @@ _WORKLOADS = ("randread-psync", "randread-uring-d64")
 class Plan:
     """How comparisons are measured, in seconds and bytes. ``queues`` and ``depth`` are
     for block servers; with None, each uses its own default. ``hog``: see hogs().
-    ``disk`` is a block device that is only read.
     """
 
     turns: int
@@ -39,7 +37,6 @@ class Plan:
     seed: int
     realtime: bool = False
     hog: str | None = None
-    disk: Path | None = None
 
 
 def compare(
@@ -79,7 +76,6 @@ def compare(
             depth=plan.depth,
             realtime=plan.realtime,
             runtime_s=plan.runtime_s,
-            disk=plan.disk,
         ) as place,
         ExitStack() as stack,
     ):
@@ -186,9 +182,6 @@ def _list(*, as_json: bool) -> None:
 @click.option("--depth", type=options.COUNT, help="Of each of their queues.")
 @click.option("--realtime", is_flag=True, help="Our servers run before all else.")
 @click.option(
-    "--disk", type=PathType(), help="A block device for the peer disk. It is only read."
-)
-@click.option(
     "--hog",
     type=click.Choice(list(HOGS)),
     help="Meanwhile a busy process on each CPU, of low or usual priority.",
@@ -243,8 +236,6 @@ def command(
             )
             for each in chosen.comparisons()
         ]
-    if plan.disk is not None:
-        check_disk(plan.disk, plan.size_bytes)
     for comparison in comparisons:
         find_peers(comparison.peers)
         for name in comparison.workloads:
@@ -254,8 +245,6 @@ def command(
         parameters={
             "suite": suite,
             **asdict(plan),
-            # Reports must not contain paths of this machine.
-            "disk": plan.disk is not None,
             "comparisons": [each.to_dict() for each in comparisons],
         },
         directory=parent,

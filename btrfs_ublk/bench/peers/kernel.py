@@ -1,10 +1,7 @@
-"""The kernel's own devices: RAM disks, loop devices, null_blk, a disk of the user's,
-each also with a file of btrfs if possible; and files without a block layer: tmpfs,
-/dev/zero.
+"""The kernel's own devices: RAM disks and loop devices, each also with a file of btrfs;
+null_blk; and files without a block layer: tmpfs, /dev/zero.
 """
 
-import os
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
@@ -12,17 +9,16 @@ from pathlib import Path
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, MKFS_BTRFS, ROOT, Capability
 from btrfs_ublk.base.process import run
-from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.bench.content import STAMPS, write_content
 from btrfs_ublk.bench.peer import Peer, Setting, Subject, peer
 from btrfs_ublk.bench.resources.kernel_module import LoadableModule, loaded_module
-from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
+from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel import blockdev
 from btrfs_ublk.kernel.btrfs import forget_device
 from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.kernel.mount import mounted
 from btrfs_ublk.server import ZeroSegment
-from btrfs_ublk.units import BLOCK_BYTES, GIB, KIB, MIB, format_size
+from btrfs_ublk.units import BLOCK_BYTES, GIB, KIB, MIB
 
 _TIMEOUT_S = 60.0
 #: The room that btrfs needs for itself, with single metadata.
@@ -105,83 +101,24 @@ def _loop(direct_io: bool) -> Disk:
     return disk
 
 
-ASYNC_DISK = LoadableModule("null_blk")
-
-
-def async_disk(setting: Setting) -> Path:
-    """Return a disk that completes each request after 10 us, which reads zeroes; peers
-    share it.
-    """
-    return setting.shared("null_blk", partial(_null_disk, setting, irqmode=2))
-
-
-@contextmanager
-def _null_disk(setting: Setting, irqmode: int) -> Iterator[Path]:
+@peer(
+    "null_blk",
+    "device",
+    "null_blk: completes every request at once, reads zeroes",
+    (ROOT, LoadableModule("null_blk")),
+)
+def _null_blk(setting: Setting) -> Iterator[Subject]:
     parameters = {
         "nr_devices": 1,
         "gb": -(-setting.size_bytes // GIB),
         "bs": BLOCK_BYTES,
         "submit_queues": setting.queues or 1,
         "hw_queue_depth": setting.depth or _NULL_BLK_DEPTH,
-        "irqmode": irqmode,
+        "irqmode": 0,  # completed on the submitting CPU
     }
     with loaded_module("null_blk", parameters):
         blockdev.wait_for_node(_NULL_BLK, timeout_s=_TIMEOUT_S)
-        yield _NULL_BLK
-
-
-@peer(
-    "null_blk",
-    "device",
-    "null_blk: completes every request at once, reads zeroes",
-    (ROOT, ASYNC_DISK),
-)
-def _null_blk(setting: Setting) -> Iterator[Subject]:
-    # Completed on the submitting CPU.
-    with _null_disk(setting, irqmode=0) as disk:
-        yield Subject(disk, ZeroSegment(offset=0, length=setting.size_bytes))
-
-
-class _AsFound:
-    """The content of each block when it was first asked for."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._blocks: dict[tuple[int, int], bytes] = {}
-
-    def content(self, offset: int, length: int) -> bytes:
-        key = (offset, length)
-        if key not in self._blocks:
-            self._blocks[key] = read_direct(self._path, offset, length)
-        return self._blocks[key]
-
-
-@peer("disk", "device", "the block device of --disk, which is only read", (ROOT,))
-def _disk(setting: Setting) -> Iterator[Subject]:
-    if setting.disk is None:
-        raise CapabilityError("no disk was named", hint="--disk /dev/NAME")
-    check_disk(setting.disk, setting.size_bytes)
-    yield Subject(setting.disk, _AsFound(setting.disk))
-
-
-def check_disk(path: Path, size_bytes: int) -> None:
-    """Raise UsageError if it is no block device, or smaller than that."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise UsageError(f"--disk {path}: {error.strerror}") from error
-    try:
-        if not stat.S_ISBLK(os.fstat(fd).st_mode):
-            raise UsageError(f"--disk {path} is no block device")
-        found_bytes = os.lseek(fd, 0, os.SEEK_END)
-    finally:
-        os.close(fd)
-    if found_bytes < size_bytes:
-        raise UsageError(
-            f"--disk {path} has {format_size(found_bytes)}, and "
-            f"{format_size(size_bytes)} are to be read",
-            hint=f"--size {found_bytes >> 20}M, or another disk",
-        )
+        yield Subject(_NULL_BLK, ZeroSegment(offset=0, length=setting.size_bytes))
 
 
 @peer("tmpfs", "file", "a file on tmpfs: the page cache itself")
@@ -199,5 +136,5 @@ PEERS = [
     *_disk_peers("brd", "a brd RAM disk", _brd, LoadableModule("brd")),
     *_disk_peers("loop", "a loop device on tmpfs", _loop(False), LOOP),
     *_disk_peers("loop-direct", "a loop device with direct I/O", _loop(True), LOOP),
-    *(_null_blk, _disk, _tmpfs, _dev_zero),
+    *(_null_blk, _tmpfs, _dev_zero),
 ]

@@ -1,6 +1,4 @@
-"""rublk and kublk, ublk servers of other projects: on nothing, a file, an asynchronous
-disk.
-"""
+"""rublk and kublk, ublk servers of other projects: on nothing, and on a file."""
 
 import os
 import shutil
@@ -12,7 +10,6 @@ from functools import partial
 from btrfs_ublk.base.capabilities import ROOT, UBLK
 from btrfs_ublk.bench.content import STAMPS, Content
 from btrfs_ublk.bench.peer import Peer, Setting, Subject
-from btrfs_ublk.bench.peers.kernel import ASYNC_DISK, async_disk
 from btrfs_ublk.bench.resources.foreign import foreign_device
 from btrfs_ublk.server import ZeroSegment
 
@@ -54,8 +51,6 @@ def _served(program: Foreign, target: str, setting: Setting) -> Iterator[Subject
     path = None
     if target == "loop":
         content, path = STAMPS, setting.source_file()
-    elif target == "disk":
-        path = async_disk(setting)
     kind = "loop" if path else "null"
     if program is RUBLK:
         argv = [program.path(), "add", kind, "--foreground", "--quiet"]
@@ -76,13 +71,12 @@ PEERS = [
         f"{program.name}-{target}",
         "device",
         f"{program.name}: {what}",
-        (ROOT, UBLK, program, *([ASYNC_DISK] if target == "disk" else [])),
+        (ROOT, UBLK, program),
         partial(_served, program, target),
     )
     for program in (RUBLK, KUBLK)
     for target, what in (
         ("null", "completes every request at once, reads zeroes"),
         ("loop", "a file on tmpfs, by io_uring"),
-        ("disk", "an asynchronous disk (null_blk), by io_uring"),
     )
 ]

@@ -9,7 +9,6 @@ from typing import Any, Literal
 from btrfs_ublk.base.capabilities import BTRFS, FUSE, LOOP, ROOT, UBLK, Capability
 from btrfs_ublk.bench.content import STAMPS, Content
 from btrfs_ublk.bench.peer import Peer, Setting, Subject
-from btrfs_ublk.bench.peers.kernel import ASYNC_DISK, async_disk
 from btrfs_ublk.content import Addition
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.server import (
@@ -20,14 +19,13 @@ from btrfs_ublk.server import (
     LazySegment,
     MemsetSegment,
     Segment,
-    ZeroSegment,
 )
 from btrfs_ublk.volume.definition import DEFAULT_WRITABLE_BYTES
 from btrfs_ublk.volume.temporary import volume
 
-#: What answers reads: a constant, a file on tmpfs, the local cache (also on tmpfs),
-#: which contains all of such a file, or an asynchronous disk, with O_DIRECT.
-Source = Literal["memset", "file", "cached", "disk"]
+#: What answers reads: a constant, a file on tmpfs, or the local cache (also on tmpfs),
+#: which contains all of such a file.
+Source = Literal["memset", "file", "cached"]
 _BYTE = 97
 
 
@@ -43,9 +41,6 @@ def contents(setting: Setting, source: Source) -> Iterator[tuple[Segment, Conten
     elif source == "memset":
         memset = MemsetSegment(**whole, byte=_BYTE)
         yield memset, memset
-    elif source == "disk":
-        disk = FileSegment(**whole, path=str(async_disk(setting)), direct=True)
-        yield disk, ZeroSegment(**whole)
     else:
         yield FileSegment(**whole, path=str(setting.source_file())), STAMPS
 
@@ -135,13 +130,6 @@ def _peers() -> Iterator[Peer]:
                 (*needs, BTRFS),
                 partial(_clone, front_end, source),
             )
-    yield Peer(
-        "ublk-disk",
-        "device",
-        "our server's device, ublk, on an asynchronous disk (null_blk), O_DIRECT",
-        (ROOT, UBLK, LOOP, ASYNC_DISK),
-        partial(_served, "ublk", "disk"),
-    )
 
 
 PEERS = list(_peers())
