@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from btrfs_ublk.image.reference import (
     check_tag,
 )
 from btrfs_ublk.image.source import OpenedSource, open_source
+from btrfs_ublk.image.start.programs import Range, command_ranges
 
 #: A bound for what would otherwise wait for ever.
 _TIMEOUT_S = 86400.0
@@ -57,8 +58,10 @@ class BuildOptions:
     checksum: str | None = None
     threads: int | None = None
     unit_bytes: int = DEFAULT_UNIT_BYTES
-    #: What is to come first in the data object: (path, offset, length), of files.
-    first: Sequence[tuple[str, int, int]] = ()
+    #: What is to come first in the data object: (path, offset, length), of files. None:
+    #: what the image's command reads before it does its own work, as far as that can
+    #: be told from its layers.
+    first: Sequence[tuple[str, int, int]] | None = None
 
     def __post_init__(self) -> None:
         check_unit(self.unit_bytes)
@@ -127,6 +130,9 @@ def build_image(
             progress=progress,
         )
         with layout.scratch() as work:
+            if options.first is None:
+                say("see what its command reads")
+                options = replace(options, first=_derived(opened, work))
             say("make the file system")
             report = make_image(opened, work / "image", options)
             say("pack the metadata")
@@ -148,6 +154,11 @@ def build_image(
         layout.remove_if_empty()
 
 
+def _derived(opened: OpenedSource, work: Path) -> list[Range]:
+    layers = [layer.path for layer in opened.layers if layer.kind == "tar"]
+    return command_ranges(layers, opened.config, work)
+
+
 def make_image(
     opened: OpenedSource,
     output: Path,
@@ -163,7 +174,7 @@ def make_image(
         "layers": [layer.to_dict() for layer in opened.layers],
         "output": str(output),
         "unit": options.unit_bytes,
-        "first": list(options.first),
+        "first": list(options.first or ()),
     }
     if in_layers:
         del description["first"]

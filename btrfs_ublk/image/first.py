@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from btrfs_ublk.base.helpers import READIMAGE, helper_path
@@ -23,19 +22,12 @@ from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import read_header, unpack
 from btrfs_ublk.image.pull import look_up, open_sealed
 from btrfs_ublk.image.reference import LayoutName, Name, Reference
+from btrfs_ublk.image.start.programs import Range
 from btrfs_ublk.image.store import ImageStore
 from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.tree import finished
 
 _READ_BYTES = 1 << 20
-
-
-class Range(NamedTuple):
-    """Bytes of a file, whose path begins at the image's top, without "/"."""
-
-    path: str
-    offset: int
-    length: int
 
 
 @dataclass(frozen=True)

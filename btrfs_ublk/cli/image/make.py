@@ -82,7 +82,7 @@ def build(
     click.echo(
         f"{format_size(made.metadata_bytes)} of metadata, packed in "
         f"{format_size(made.pack_bytes)}; {format_size(made.data_bytes)} of data"
-        + (f", {format_size(made.first_bytes)} first" if first else ""),
+        + (f", {format_size(made.first_bytes)} first" if made.first_bytes else ""),
         err=True,
     )
 

@@ -240,7 +240,9 @@ def with_first(
     words = shlex.split(first.command)
     with tempdir() as work:
         made = images.build_image(
-            origin, work / "layout", options, platform=platform, access=access
+            *(origin, work / "layout", replace(options, first=())),
+            platform=platform,
+            access=access,
         )
         trace = volumes.trace_run(str(made.name), words, work)
         found = images.traced_ranges(trace, work / "layout", None, access)

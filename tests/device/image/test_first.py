@@ -1,14 +1,18 @@
 """Images whose data begin with what a trace of another build has read."""
 
+import gzip
 import json
 import os
 import random
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.images import TIMEOUT_S, tagged_image
 from support.needs import Need
+from support.programs import LayerTar, add_shell
 from support.volumes import NAME, Place
 from support.waiting import wait_until
 
@@ -30,6 +34,7 @@ pytestmark = pytest.mark.usefixtures("in_process")
 
 ACCESS = RegistryAccess()
 UNIT = 4 * KIB
+AMD64 = "linux/amd64"
 
 
 @pytest.fixture(autouse=True)
@@ -159,3 +164,40 @@ def test_a_volume_fetches_it_at_once(place: Place) -> None:
         assert ends == [image.first_bytes, image.data_bytes]
         assert (place.target / "rootfs/f").read_bytes() == (source / "f").read_bytes()
         assert place.command("down", NAME).returncode == 0
+
+
+@pytest.mark.fuse
+def test_a_start_reads_what_was_derived_from_its_command(place: Place) -> None:
+    layer = LayerTar(place.root / "layer.tar.gz")
+    some = random.Random(5)
+    layer.file("before", some.randbytes(500_000))
+    add_shell(layer)
+    layer.file("start", b"#!/bin/sh\n" + b"# so that it is not inline\n" * 200)
+    layer.file("zz", some.randbytes(500_000))
+    tar = gzip.decompress(layer.close().read_bytes())
+    config = {"Entrypoint": ["/start"]}
+    source = tagged_image(place.root / "ordinary", tar, config=config)
+    image = build_image(
+        *(source, place.root / "image", BuildOptions(unit_bytes=UNIT)), platform=AMD64
+    )
+    bare = BuildOptions(unit_bytes=UNIT, first=())
+    other = build_image(source, place.root / "bare", bare, platform=AMD64)
+    assert other.first_bytes == 0 < image.first_bytes < image.data_bytes - 900_000
+    assert_equal(image, other)
+    up_volume(NAME, place.definition(image=str(image.name)), base=place.base)
+
+    def fetched() -> int:
+        return int(device_map(NAME).stats()["fetcher"]["bytes_fetched"])
+
+    def ended() -> bool:
+        now = device_map(NAME).prefetch_status()
+        return now is not None and not now.is_running
+
+    wait_until(ended)
+    assert (before := fetched()) == image.first_bytes
+    argv = ["chroot", place.target / "rootfs", "/start"]
+    subprocess.run(argv, check=True, timeout=TIMEOUT_S)
+    assert fetched() == before
+    assert (place.target / "rootfs/before").read_bytes()
+    assert fetched() > before
+    assert place.command("down", NAME).returncode == 0

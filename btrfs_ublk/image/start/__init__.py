@@ -1,0 +1,1 @@
+"""What an image's start reads, derived from its command before it has ever run."""
