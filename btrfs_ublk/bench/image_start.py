@@ -44,7 +44,7 @@ from btrfs_ublk.image import (
     push_image,
     traced_ranges,
 )
-from btrfs_ublk.image.documents import describe_blob
+from btrfs_ublk.image.documents import blobs_of, describe_blob, to_bytes
 from btrfs_ublk.image.store import IMAGES_VARIABLE
 from btrfs_ublk.kernel.mount import mounted
 from btrfs_ublk.kernel.temporary import tempdir
@@ -154,7 +154,8 @@ def _untar(place: Place, stack: ExitStack) -> Path:
     accept = "Accept: application/vnd.oci.image.index.v1+json"
     argv = f"""set -e -o pipefail
     curl -sfH '{accept}' {where}/manifests/plain {where}/manifests/plain > /dev/null
-    curl -sf {where}/blobs/{place.layer} | pigz -dc | tar -xpC {place.directory("root")}
+    curl -sf {where}/blobs/{place.layer} | pigz -dc |
+      (tar -xpC {place.directory("root")} && cat > /dev/null)
     """
     run(["bash", "-c", argv], timeout_s=_TIMEOUT_S)
     return place.work / "root"
@@ -190,13 +191,19 @@ SUBJECTS: dict[str, Start] = {
     EROFS: _erofs,
     "image, API": partial(_by_api, "plain"),
     "image, command": partial(_by_command, "plain"),
+    "image, nothing first, API": partial(_by_api, "bare"),
     "traced image, API": partial(_by_api, "traced"),
     "traced image, command": partial(_by_command, "traced"),
     # The ordinary image, and an index that refers to it.
     "indexed image, API": partial(_by_api, "indexed"),
     # Fetched in the background, as fast as it comes.
+    "image, completed": partial(_by_api, "plain", complete=GIB),
     "traced image, completed": partial(_by_api, "traced", complete=GIB),
 }
+_DEFAULTS = (
+    *(UNTAR, EROFS, "image, API", "image, command"),
+    *("traced image, API", "traced image, command"),
+)
 
 
 def _measure(
@@ -247,10 +254,12 @@ def _placed(parent: Path, tree: Path, words: Sequence[str]) -> Iterator[Place]:
         ordinary, layout, index = root / "ordinary", root / "layout", root / "index"
         argv = ["skopeo", "copy", "--quiet", f"tarball:{tree}", f"oci:{ordinary}:plain"]
         run(argv, timeout_s=_TIMEOUT_S)
+        _give_command(Layout.opened(ordinary), words)
         idle = Description(MIB, [PatternSegment(offset=0, length=MIB)])
         stack.enter_context(supervised_device(idle, name=_IDLE))
         source, unpacked = LayoutName(ordinary, "plain"), root / "tree"
         build_image(source, layout, BuildOptions())
+        build_image(source, layout, BuildOptions(first=()), tag="bare")
         erofs = root / "lz4hc.erofs"
         unpacked.mkdir()
         run(["tar", "-xpf", tree, "-C", unpacked], timeout_s=_TIMEOUT_S)
@@ -271,6 +280,7 @@ def _placed(parent: Path, tree: Path, words: Sequence[str]) -> Iterator[Place]:
         registry = stack.enter_context(loopback_registry(root))
         for path, name, tag in (
             (layout, "plain", "plain"),
+            (layout, "bare", "bare"),
             (layout, "traced", "traced"),
             (ordinary, "plain", "indexed"),
             (index, "indexed", "indexed"),
@@ -285,6 +295,16 @@ def _placed(parent: Path, tree: Path, words: Sequence[str]) -> Iterator[Place]:
             repository.upload(one, erofs)
         run(["rm", "-r", unpacked, layout, index], timeout_s=_TIMEOUT_S)
         yield Place(root, registry, layer["digest"], image, words)
+
+
+def _give_command(layout: Layout, words: Sequence[str]) -> None:
+    """Have the image ``plain`` say what is run in it, as those of registries do."""
+    one = layout.find("plain")
+    manifest = json.loads(layout.read(one))
+    blob, *_ = blobs_of(manifest, one.digest)
+    config = json.loads(layout.read(blob)) | {"config": {"Cmd": list(words)}}
+    manifest["config"] = layout.add(blob.media_type, to_bytes(config)).raw
+    layout.tag(layout.add(one.media_type, to_bytes(manifest)), "plain")
 
 
 def tables(document: Document) -> list[Table]:
@@ -346,7 +366,7 @@ def tables(document: Document) -> list[Table]:
         *("--subject", "subjects"),
         type=click.Choice(list(SUBJECTS)),
         multiple=True,
-        default=tuple(SUBJECTS)[:6],
+        default=_DEFAULTS,
     ),
     needs=(
         *(ROOT, BTRFS, LOOP, EROFS_DRIVER, MKFS_EROFS),
