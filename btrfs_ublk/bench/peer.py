@@ -25,15 +25,14 @@ class Setting:
     """What all peers of one comparison have in common; made by ``setting()``.
 
     ``size_bytes`` of each can be read. ``queues`` and ``depth`` are for block servers;
-    None leaves them to each. ``realtime`` is for ours (see BlockServer). ``runtime_s``
-    is the duration of a turn, if it can be chosen.
+    None leaves them to each. ``runtime_s`` is the duration of a turn, if it can be
+    chosen.
     """
 
     directory: Path
     size_bytes: int
     queues: int | None
     depth: int | None
-    realtime: bool
     runtime_s: float
     _stack: ExitStack
     _shared: dict[str, object] = field(default_factory=dict)
@@ -79,12 +78,11 @@ def setting(
     size_bytes: int,
     queues: int | None = None,
     depth: int | None = None,
-    realtime: bool = False,
     runtime_s: float = 1.0,
 ) -> Iterator[Setting]:
     """Make a setting in a new directory below ``parent``, which should be on tmpfs."""
     with tempdir(parent=parent) as directory, ExitStack() as stack:
-        yield Setting(directory, size_bytes, queues, depth, realtime, runtime_s, stack)
+        yield Setting(directory, size_bytes, queues, depth, runtime_s, stack)
 
 
 @dataclass(frozen=True)

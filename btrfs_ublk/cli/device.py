@@ -80,11 +80,6 @@ _making_options = stacked(
         type=SizeType(parse_block_size),
         help="The largest request, 64K or more.",
     ),
-    click.option(
-        "--realtime",
-        is_flag=True,
-        help="The server's threads run before all that is not real-time.",
-    ),
     click.option("--id", "device_id", type=CountType(0), help="N of /dev/ublkbN."),
     click.option(
         "--hang-timeout",

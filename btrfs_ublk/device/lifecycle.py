@@ -69,9 +69,9 @@ _VERSION_TIMEOUT_S = 10.0
 class DeviceOptions:
     """How a device is to be served. None leaves the choice to the server.
 
-    ``realtime`` is as for BlockServer. ``device_id`` is N of
-    /dev/ublkbN. A server that does not answer for ``hang_timeout_s`` seconds is
-    replaced (0: never). ``server`` is a program to use instead of the package's.
+    ``device_id`` is N of /dev/ublkbN. A server that does not answer for
+    ``hang_timeout_s`` seconds is replaced (0: never). ``server`` is a program to use
+    instead of the package's.
     """
 
     front_end: FrontEndName = "auto"
@@ -79,7 +79,6 @@ class DeviceOptions:
     queues: int | None = None
     depth: int | None = None
     max_io_bytes: int | None = None
-    realtime: bool = False
     device_id: int | None = None
     hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S
     server: OptionalPath = OptionalPath()
@@ -171,7 +170,6 @@ def _spec(name: str, description: Description, options: DeviceOptions) -> Device
         queues=options.queues,
         depth=options.depth,
         max_io_bytes=options.max_io_bytes,
-        realtime=options.realtime,
         device_id=number,
         hang_timeout_s=options.hang_timeout_s,
         server=str(checked_server(server)) if server else None,

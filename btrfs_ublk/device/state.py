@@ -80,7 +80,6 @@ class DeviceSpec:
     """What was asked for (device.json). None leaves the choice to the server.
 
     ``tag`` (16 hex digits) is in the kernel's record of the ublk or loop device.
-    ``realtime``: the server's threads run before all normal threads (SCHED_RR).
     ``server`` is the program; None is the package's own. With ``hang_timeout_s`` 0, the
     server never counts as hanging.
     """
@@ -94,7 +93,6 @@ class DeviceSpec:
     queues: int | None = None
     depth: int | None = None
     max_io_bytes: int | None = None
-    realtime: bool = False
     device_id: int | None = None
     hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S
     server: str | None = None
@@ -240,7 +238,7 @@ class DeviceDirectory:
             )
         if (keys.get("front_end"), keys.get("recovery")) == ("fuse", FORMER_RECOVERY):
             keys["recovery"] = "auto"  # written by an earlier version
-        for key in ("unprivileged", "features"):
+        for key in ("unprivileged", "features", "realtime"):
             keys.pop(key, None)  # as well
         spec = _FILES.parse(DeviceSpec, keys, self._spec)
         try:

@@ -41,8 +41,6 @@ class BlockServer:
     ``front_end`` is "ublk", "fuse" (a loop device on a file of the server), or "auto":
     ublk where the kernel has it and survives its death. ``queues`` are threads; they,
     ``depth`` and ``max_io_bytes`` (largest request) default to the server's own choice.
-    ``realtime``: they run before all normal threads (SCHED_RR), for latency on busy
-    machines (docs/limits.md).
 
     The server process dies with us: it stops when the control connection closes.
     Leaving the block while the device is mounted or held raises LeftoverError, which
@@ -58,7 +56,6 @@ class BlockServer:
         front_end: FrontEndName = "auto",
         queues: int | None = None,
         depth: int | None = None,
-        realtime: bool = False,
         max_io_bytes: int | None = None,
         ready_timeout_s: float = READY_TIMEOUT_S,
         stop_timeout_s: float = STOP_TIMEOUT_S,
@@ -67,7 +64,6 @@ class BlockServer:
         self.description = description
         self._front_end_name = front_end
         self._front_end: FrontEnd | None = None
-        self._flags = {"realtime": realtime}
         self._options = {"queues": queues, "depth": depth, "max-io": max_io_bytes}
         self._ready_timeout_s = ready_timeout_s
         self._stop_timeout_s = stop_timeout_s
@@ -183,7 +179,6 @@ class BlockServer:
         for name, value in self._options.items():
             if value is not None:
                 argv += [f"--{name}", str(value)]
-        argv += [f"--{name}" for name, is_set in self._flags.items() if is_set]
         argv += via_option()
         return [*argv, "--tag", tag, "--control-fd", str(control_fd), "-"]
 

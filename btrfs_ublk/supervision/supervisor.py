@@ -302,7 +302,6 @@ class Supervisor:
         return [
             *(self._program, "--front-end", spec.front_end, "--tag", spec.tag),
             *("--listen-fd", str(listen_fd)),
-            *(["--realtime"] if spec.realtime else []),
             *via_option(strict=False),
             *options,
             str(self._directory.description),

@@ -489,14 +489,6 @@ class VolumeDefinition:
         noun="front end",
         of_device=True,
     )
-    realtime: bool = _setting(
-        False,
-        "realtime",
-        Flag(),
-        "The server's threads run before all that is not real-time.",
-        more="`--no-realtime` takes it back. [When it helps](limits.md#busy-machines).",
-        of_device=True,
-    )
     queues: int | None = _setting(
         None,
         "queues",
@@ -721,6 +713,8 @@ def parse_definition(text: str, *, where: str) -> VolumeDefinition:
     try:
         for key, value in keys.items():
             setting = SETTINGS.get(key)
+            if key == "realtime":
+                continue  # written by version 0.1
             if setting is None:
                 raise UsageError(
                     f"key {key!r} is unknown", hint=f"there are: {', '.join(SETTINGS)}"

@@ -98,7 +98,6 @@ def volume(
     front_end: FrontEndName = "auto",
     queues: int | None = None,
     depth: int | None = None,
-    realtime: bool = False,
     read_ahead_bytes: int | None = DEFAULT_READ_AHEAD_BYTES,
     ready_timeout_s: float = READY_TIMEOUT_S,
     observe: Callable[[str, object], None] = lambda stage, thing: None,
@@ -111,7 +110,7 @@ def volume(
     of ``contents``. ``files`` are as for add_files(); without ``contents``, there is
     one LazySegment of 1 TiB, whose map and cache go as well. ``strategy``,
     "mega-extent" or "fallocate", makes the seed. Images go to a temporary directory
-    below ``parent``. ``front_end``, ``queues``, ``depth``, ``realtime`` and
+    below ``parent``. ``front_end``, ``queues``, ``depth`` and
     ``ready_timeout_s`` are as for BlockServer, ``read_ahead_bytes`` as for sprout().
     ``observe(stage, thing)`` is called at each stage: "seed" (a Seed), "server" (a
     BlockServer), "mapping" (a PhysicalMap), "sprout" (a Sprout). Raises UsageError for
@@ -149,7 +148,6 @@ def volume(
                     front_end=front_end,
                     queues=queues,
                     depth=depth,
-                    realtime=realtime,
                     ready_timeout_s=ready_timeout_s,
                     ledger=ledger,
                 )

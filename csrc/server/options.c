@@ -186,9 +186,6 @@ static const struct row table[] = {
 	  "are then left to the owner" },
 	{ "listen-fd", "FD", OPTION(listen_fd),
 	  "listening Unix socket: root and this user may ask there too" },
-	{ "realtime", NULL, OPTION(realtime),
-	  "threads run before all that is not real-time (SCHED_RR 1):\n"
-	  "for latency on busy machines" },
 	{ "via", "JSON", take_via, 0,
 	  "caches in front of hosts, for lazy segments: a list of\n"
 	  "{\"for\": PATTERN, \"caches\": [URL, ...], \"plain\": false}" },

@@ -20,7 +20,6 @@ struct server_options {
 	bool tag_given;
 	int control_fd; /* -1: none */
 	int listen_fd;	/* -1: none */
-	bool realtime;
 	enum recovery_mode recovery;
 	int recover_id; /* -1: none */
 	bool grow;

@@ -136,14 +136,6 @@ int sandbox_io_thread(void)
 	return prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) ? -errno : 0;
 }
 
-int sandbox_make_realtime(void)
-{
-	/* The lowest real-time priority. Children of the thread start without it. */
-	const struct sched_param parameters = { .sched_priority = 1 };
-
-	return sched_setscheduler(0, SCHED_RR | SCHED_RESET_ON_FORK, &parameters) ? -errno : 0;
-}
-
 bool sandbox_has_io_flushers(void)
 {
 	return io_flusher_allowed;

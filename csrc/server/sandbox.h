@@ -20,12 +20,6 @@ int sandbox_enter(void);
 int sandbox_io_thread(void);
 
 /*
- * Gives a thread that serves I/O precedence over all that is not real-time. Returns 0 or a negative
- * errno: -EPERM without CAP_SYS_NICE.
- */
-int sandbox_make_realtime(void);
-
-/*
  * Returns false without CAP_SYS_RESOURCE, as in some containers; sandbox_enter() has warned then.
  */
 bool sandbox_has_io_flushers(void);

@@ -2,25 +2,11 @@
 #include "server/thread.h"
 
 #include <errno.h>
-#include <string.h>
 #include <sys/eventfd.h>
 
 #include "base/clock.h"
 #include "base/confine.h"
-#include "base/message.h"
 #include "server/sandbox.h"
-
-static int run_ahead(const struct thread *thread)
-{
-	int err = thread->realtime ? sandbox_make_realtime() : 0;
-
-	if (!err)
-		return 0;
-	msg_error("cannot run in real time (SCHED_RR): %s", strerror(-err));
-	if (err == -EPERM)
-		msg_hint("this needs CAP_SYS_NICE; or leave --realtime out");
-	return err;
-}
 
 /* Keeps to `cpus`, as far as this process may use them. */
 static void choose_cpus(const struct thread *thread)
@@ -39,9 +25,7 @@ static int thread_init(struct thread *thread)
 	int err;
 
 	choose_cpus(thread);
-	err = run_ahead(thread);
-	if (!err)
-		err = sandbox_io_thread();
+	err = sandbox_io_thread();
 	if (!err)
 		err = thread->ops->init(thread->owner);
 	if (!err)

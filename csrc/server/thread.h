@@ -25,7 +25,6 @@ struct thread {
 	const struct thread_ops *ops;
 	void *owner;
 	cpu_set_t cpus; /* to run on; none: on any */
-	bool realtime;	/* it has precedence over all that is not real-time (sandbox.h) */
 	int ended_fd;	/* eventfd, written when serve() has returned for whatever reason */
 
 	/* The result of serve(), to be read after thread_join(). */

@@ -241,7 +241,6 @@ static int run(const struct server_options *options)
 		.engine = &engine,
 		.wanted_id = options->id,
 		.tag = options->tag,
-		.realtime = options->realtime,
 		.recovery = options->recovery,
 		.recover_id = options->recover_id,
 		.grow = options->grow,

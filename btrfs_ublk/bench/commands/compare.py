@@ -35,7 +35,6 @@ class Plan:
     queues: int | None
     depth: int | None
     seed: int
-    realtime: bool = False
     hog: str | None = None
 
 
@@ -74,7 +73,6 @@ def compare(
             size_bytes=plan.size_bytes,
             queues=plan.queues,
             depth=plan.depth,
-            realtime=plan.realtime,
             runtime_s=plan.runtime_s,
         ) as place,
         ExitStack() as stack,
@@ -180,7 +178,6 @@ def _list(*, as_json: bool) -> None:
 @options.size_option("256M", "What is read of each.")
 @click.option("--queues", type=options.COUNT, help="Of block servers.")
 @click.option("--depth", type=options.COUNT, help="Of each of their queues.")
-@click.option("--realtime", is_flag=True, help="Our servers run before all else.")
 @click.option(
     "--hog",
     type=click.Choice(list(HOGS)),

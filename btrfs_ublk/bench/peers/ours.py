@@ -75,7 +75,6 @@ def _served(
             front_end=front_end,
             queues=setting.queues,
             depth=setting.depth,
-            realtime=setting.realtime,
         ) as server:
             prepare(setting, source, server)
             yield Subject(server.device, content, [server.pid])
@@ -97,7 +96,6 @@ def _clone(
             front_end=front_end,
             queues=setting.queues,
             depth=setting.depth,
-            realtime=setting.realtime,
         ) as made,
     ):
         prepare(setting, source, made.server)

@@ -26,7 +26,6 @@ struct frontend {
 	/* Set by the caller. */
 	const struct frontend_ops *ops;
 	struct engine *engine;
-	bool realtime; /* threads have precedence over all that is not real-time */
 	int wanted_id; /* the device's number, if there are numbers; -1: any */
 	uint64_t tag;  /* by which `gc` recognizes our devices */
 	enum recovery_mode recovery;

@@ -290,7 +290,6 @@ static int start_queues(struct frontend *frontend)
 		queue->journal = &fuse->journal;
 		queue->allocator_fd = fuse->allocator.wake_fd;
 		queue->thread.ended_fd = fuse->ended_fd;
-		queue->thread.realtime = frontend->realtime;
 		queue->phase = &fuse->phase;
 		queue->session = fuse->session;
 		queue->threads = &fuse->threads;

@@ -189,7 +189,7 @@ static int start_queues(struct frontend *frontend)
 			.encoded = ublk->control.encoded,
 			.device_fd = ublk->device_fd,
 			.draining = &ublk->draining,
-			.thread = { .ended_fd = ublk->ended_fd, .realtime = frontend->realtime },
+			.thread = { .ended_fd = ublk->ended_fd },
 			.worker = &frontend->engine->workers[i],
 		};
 		/*

@@ -84,27 +84,6 @@ def test_a_life(front_end: FrontEndName, sparse_path: Path) -> None:
     assert answer("list") == [] and answer("gc") == []
 
 
-@pytest.mark.usefixtures("in_process")
-def test_threads_run_in_real_time_if_wanted(
-    front_end: FrontEndName, sparse_path: Path
-) -> None:
-    """Those of the servers that come later as well."""
-    description = description_file(sparse_path)
-    made = device_command(
-        *("add", "one", description, "--front-end", front_end, "--realtime")
-    )
-    assert made.returncode == 0, made.stderr
-    may_be_killed(front_end)
-    for look in (lambda: show_device("one").state, lambda: kill_server("one")):
-        state = look()
-        assert state.server is not None
-        policies = {
-            os.sched_getscheduler(int(task.name)) & ~os.SCHED_RESET_ON_FORK
-            for task in Path(f"/proc/{state.server.pid}/task").iterdir()
-        }
-        assert policies == {os.SCHED_OTHER, os.SCHED_RR}
-
-
 def test_the_oom_killer_takes_others_first(options: DeviceOptions) -> None:
     """Also than a server that came later."""
     own = int(Path("/proc/self/oom_score_adj").read_text())

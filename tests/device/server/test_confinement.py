@@ -17,8 +17,8 @@ from btrfs_ublk.units import MIB
 DAC_READ_SEARCH, IPC_LOCK = 1 << 2, 1 << 14
 #: And KILL, SETGID, SETUID, SYS_RESOURCE.
 SPAWN = IPC_LOCK | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 24
-#: And DAC_OVERRIDE, SYS_PTRACE, SYS_ADMIN, SYS_NICE.
-MAIN = SPAWN | DAC_READ_SEARCH | 1 << 1 | 1 << 19 | 1 << 21 | 1 << 23
+#: And DAC_OVERRIDE, SYS_PTRACE, SYS_ADMIN.
+MAIN = SPAWN | DAC_READ_SEARCH | 1 << 1 | 1 << 19 | 1 << 21
 #: What each role is refused, besides what all but "main" are.
 ALWAYS = {
     "namespace",

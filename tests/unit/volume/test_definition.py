@@ -16,7 +16,6 @@ size = "2T"
 writable = "8G"
 mount = "/srv/images"
 front_end = "fuse"
-realtime = true
 queues = 3
 depth = 7
 cache = "/var/cache/images"
@@ -63,7 +62,7 @@ def test_every_key_is_read_and_written_back() -> None:
     found = parse(_WHOLE)
     assert found.size_bytes == 2 * TIB and found.writable_bytes == 8 * GIB
     assert found.mount == Path("/srv/images") and found.front_end == "fuse"
-    assert (found.realtime, found.queues, found.depth) == (True, 3, 7)
+    assert (found.queues, found.depth) == (3, 7)
     assert found.cache == Path("/var/cache/images")
     assert found.cache_max_bytes == 50 * GIB and found.read_ahead_bytes == MIB
     assert found.deadline_s == 2.5 and found.complete == 50 * MIB
