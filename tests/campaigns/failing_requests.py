@@ -12,6 +12,7 @@ the next one, or fails in time.
 """
 
 import json
+import math
 import mmap
 import os
 import random
@@ -29,17 +30,21 @@ from typing import Any
 
 import campaign
 import click
-from failing_calls import ALLOCATION, EVERY_LATER, Fail, fail_all, step_option, tables
 from support.sanitized_build import SANITIZER_ENVIRONMENT
 from support.shells import BLOCK, EngineShell, describe
 from support.web_servers import ranged, response, scripted_server
 
 from btrfs_ublk.base.capabilities import FUSE, require
 from btrfs_ublk.base.entry import PathType, run_command
+from btrfs_ublk.bench import options
+from btrfs_ublk.bench.report import Document, Table
+from btrfs_ublk.bench.study import Column, table
+from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.units import GIB, MIB
 
 PROJECT = Path(__file__).resolve().parents[2]
 
+ALLOCATION, EVERY_LATER = "allocation", "all allocations from one on"
 #: Of csrc/tests/failing.c.
 CALLS = (
     *("open", "read", "write", "pread", "pwrite", "fsync", "fdatasync", "ftruncate"),
@@ -537,6 +542,24 @@ def scene_of(build: Path, directory: Path) -> Iterator[Scene]:
         yield scene
 
 
+def numbers(draw: random.Random, step: int, end_s: float = math.inf) -> Iterator[int]:
+    """From 1 on, each; or one of each ``step`` at random. They end at a time, of
+    time.monotonic()."""
+    start = 1
+    while time.monotonic() <= end_s:
+        yield start + draw.randrange(step)
+        start += step
+
+
+def _tables(document: Document) -> list[Table]:
+    names = {
+        "of": lambda result: str(result["subject"]),
+        "what fails": lambda result: str(result["kind"]),
+    }
+    columns = [Column("calls failed", "failed"), Column("it succeeds", "succeeded")]
+    return [table("Failing calls", document["results"], names, columns, left=2)]
+
+
 @campaign.command(
     "failing-requests",
     click.option(
@@ -548,8 +571,10 @@ def scene_of(build: Path, directory: Path) -> Iterator[Scene]:
         help="A build with -Dtests=true, and best with sanitizers.",
         default=PROJECT / "build/sanitized",
     ),
-    step_option,
-    tables=tables,
+    click.option(
+        "--step", type=options.COUNT, default=1, help="Fail one of so many calls."
+    ),
+    tables=_tables,
     kinds=KINDS,
     on_disks=False,
     has_directory=False,
@@ -561,12 +586,17 @@ def command(run: campaign.Run, requests: Sequence[str], step: int, build: Path) 
     if START_FUSE in (requests or STARTS):
         require(FUSE)
 
-    @contextmanager
-    def subject(name: str, directory: Path) -> Iterator[Fail]:
-        with scene_of(build, directory) as scene:
-            yield partial(fail, scene, name)
-
-    fail_all(run, requests or (*REQUESTS, *STARTS), run.kinds, subject, step=step)
+    for name in requests or (*REQUESTS, *STARTS):
+        with (
+            tempdir(parent=run.directory) as directory,
+            scene_of(build, directory) as scene,
+        ):
+            for kind in run.kinds:
+                at = numbers(run.chances, step, run.end_s)
+                result = fail(scene, name, kind, at) | {"subject": name, "kind": kind}
+                if rounds := result["failed"] + len(result["problems"]):
+                    run.add(result, rounds=rounds)
+        options.progress(f"{name}: {run.done} so far, {len(run.problems())} faults")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from failing_calls import ALLOCATION, EVERY_LATER, numbers
-from failing_requests import REQUESTS, START_FUSE, fail, scene_of
+from failing_requests import (
+    ALLOCATION,
+    EVERY_LATER,
+    REQUESTS,
+    START_FUSE,
+    fail,
+    numbers,
+    scene_of,
+)
 from support.needs import Need
 from support.shells import EngineShell, describe
 

@@ -1,11 +1,9 @@
 """scripts/torture, and most campaigns in a short form."""
 
 import json
-import os
 import re
 import subprocess
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from support.containers import BUSYBOX, CONTAINERD, RUNC
 from support.needs import Need
 from support.paths import PROJECT
 from support.registry import REGISTRY
-from support.waiting import wait_until
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP, ROOT, Capability
 from btrfs_ublk.bench.origin import NGINX
@@ -119,53 +116,3 @@ def test_short_forms(sparse_path: Path, need: Need, name: str) -> None:
     rounds = json.loads(output.read_text())["results"]
     assert [each["kind"] for each in rounds if short.kinds] == [*short.kinds]
     assert all(each[count] for each in rounds for count in short.counts)
-
-
-FLEET = ["fleet", "--hosts=4", "--size=2M", "--rate=50M", "--cases=4"]
-
-
-@pytest.fixture
-def fleet_needs(need: Need, sanitized_build: Path) -> None:
-    pytest.importorskip("pyroute2", reason="pyroute2 makes networks")
-    need(NGINX, ROOT)
-
-
-@pytest.mark.device
-@pytest.mark.usefixtures("fleet_needs")
-def test_four_hosts_and_a_ring_in_namespaces(tmp_path: Path) -> None:
-    output = tmp_path / "results"
-    done = torture(*FLEET, "-o", output)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(output.read_text())["results"]
-    times = {row["case"]: row["origin_times"] for row in rows}
-    cases = ["direct", "ring, cold", "ring, warm", "ring, warm, origin gone"]
-    assert list(times) == cases
-    # Where there is no CPU, a host asks the origin.
-    assert 4 <= times["direct"] < 4.5 and 1 <= times["ring, cold"] < 2
-    assert times["ring, warm"] < 1
-
-
-@pytest.mark.device
-@pytest.mark.usefixtures("fleet_needs")
-def test_a_fleet_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
-    fleet = subprocess.Popen(
-        [TORTURE, *FLEET],
-        env=os.environ | {"TMPDIR": str(tmp_path)},
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    with fleet:
-        try:
-            assert fleet.stderr is not None
-            assert fleet.stderr.readline() == b"direct\n"
-        finally:
-            fleet.kill()
-
-    def has_ended() -> bool:
-        with suppress(ProcessLookupError):
-            os.killpg(fleet.pid, 0)
-            return False
-        return True
-
-    # With its processes, its namespaces are gone.
-    wait_until(has_ended)
