@@ -12,6 +12,6 @@ if TYPE_CHECKING:
     from btrfs_ublk.kernel.reflink import clone_file, clone_range
     from btrfs_ublk.kernel.temporary import tempdir
     from btrfs_ublk.kernel.ublk_devices import UblkDevice, list_ublk_devices
-    from btrfs_ublk.kernel.uevents import wait_until
+    from btrfs_ublk.kernel.waiting import wait_until
 else:
     __getattr__ = exporter(__name__, __file__)

@@ -14,8 +14,8 @@ from pathlib import Path
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import LeftoverError, UsageError
 from btrfs_ublk.kernel.mountinfo import read_mountinfo
-from btrfs_ublk.kernel.uevents import wait_until
 from btrfs_ublk.kernel.users import command_of, links_of, pids
+from btrfs_ublk.kernel.waiting import wait_until
 
 # linux/fs.h
 _BLKROGET = 0x125E

@@ -24,7 +24,7 @@ from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, LeftoverError, UsageError
 from btrfs_ublk.kernel import blockdev
-from btrfs_ublk.kernel.uevents import wait_until
+from btrfs_ublk.kernel.waiting import wait_until
 from btrfs_ublk.units import BLOCK_BYTES
 
 KIND = "loop"

@@ -33,11 +33,6 @@ class Latency:
         """How many durations were timed."""
         return sum(count for _, count in self.buckets)
 
-    @property
-    def mean_ns(self) -> float:
-        """The mean; NaN if nothing was timed."""
-        return self.sum_ns / self.count if self.count else math.nan
-
     def percentile_ns(self, percent: float) -> float:
         """Return the duration that this share does not exceed. It is up to 12.5 % too
         long, but never longer than the longest. NaN if nothing was timed."""

@@ -32,7 +32,7 @@ from btrfs_ublk.device import (
 from btrfs_ublk.device.inotify import wait_for_change
 from btrfs_ublk.device.state import device_directory
 from btrfs_ublk.kernel import loop_device, mounted, tempdir
-from btrfs_ublk.kernel.uevents import wait_until as wait_until_event
+from btrfs_ublk.kernel.waiting import wait_until as wait_until_event
 from btrfs_ublk.seed import Seed, make_seed
 from btrfs_ublk.server import Description, LazySegment, PatternSegment, Segment
 from btrfs_ublk.units import GIB, KIB, MIB

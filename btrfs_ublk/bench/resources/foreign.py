@@ -19,7 +19,7 @@ from btrfs_ublk.base.process import (
 )
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
-from btrfs_ublk.kernel.uevents import wait_until
+from btrfs_ublk.kernel.waiting import wait_until
 from btrfs_ublk.server.devices import DeviceRecord, device_records, refuse_if_used
 
 KIND = "foreign-ublk-device"

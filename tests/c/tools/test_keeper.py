@@ -13,7 +13,7 @@ from support.devices import TIMEOUT_S
 from support.faults import refusing
 
 from btrfs_ublk.base.helpers import KEEPER, helper_path
-from btrfs_ublk.kernel.uevents import wait_until
+from btrfs_ublk.kernel.waiting import wait_until
 
 
 class TestHelper:

@@ -14,7 +14,7 @@ from btrfs_ublk.kernel import mount as module
 from btrfs_ublk.kernel import mounted, tempdir
 from btrfs_ublk.kernel.mountinfo import read_mountinfo
 from btrfs_ublk.kernel.temporary import loops_below
-from btrfs_ublk.kernel.uevents import wait_until
+from btrfs_ublk.kernel.waiting import wait_until
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ from btrfs_ublk.device import (
     upgrade_device,
 )
 from btrfs_ublk.device.state import device_directory
-from btrfs_ublk.kernel.uevents import wait_until
+from btrfs_ublk.kernel.waiting import wait_until
 from btrfs_ublk.server import FrontEndName
 from btrfs_ublk.supervision.client import (
     DaemonDirectory,

@@ -25,7 +25,7 @@ from btrfs_ublk.base.process import ProcessIdentity
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.errors import LeftoverError
 from btrfs_ublk.kernel import mounted
-from btrfs_ublk.kernel.uevents import wait_until
+from btrfs_ublk.kernel.waiting import wait_until
 from btrfs_ublk.server import (
     BlockServer,
     Description,

@@ -10,7 +10,7 @@ from support.shells import BLOCK, UNIT, CacheShell, VirtualData
 
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.kernel.mount import mounted
-from btrfs_ublk.kernel.uevents import wait_until
+from btrfs_ublk.kernel.waiting import wait_until
 from btrfs_ublk.server import BlockServer, Description, LazySegment
 from btrfs_ublk.units import KIB
 

@@ -24,7 +24,7 @@ from btrfs_ublk.base.capabilities import UBLK
 from btrfs_ublk.base.helpers import SERVER, helper_path
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.kernel import mounted
-from btrfs_ublk.kernel.uevents import wait_until
+from btrfs_ublk.kernel.waiting import wait_until
 from btrfs_ublk.server import Description, PatternSegment, ZeroSegment
 from btrfs_ublk.units import MIB, TIB
 from btrfs_ublk.volume.temporary import virtual_file_of

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.needs import Serve
 
-from btrfs_ublk.kernel.uevents import wait_until
+from btrfs_ublk.kernel.waiting import wait_until
 from btrfs_ublk.server import Description, LazySegment
 from btrfs_ublk.units import MIB
 

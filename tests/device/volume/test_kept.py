@@ -30,7 +30,7 @@ from btrfs_ublk.kernel.mount import mounted
 from btrfs_ublk.kernel.mountinfo import read_mountinfo
 from btrfs_ublk.kernel.read_ahead import get_read_ahead
 from btrfs_ublk.kernel.temporary import loops_below
-from btrfs_ublk.kernel.uevents import wait_until
+from btrfs_ublk.kernel.waiting import wait_until
 from btrfs_ublk.server import Description, FrontEndName, PatternSegment
 from btrfs_ublk.units import GIB, KIB, MIB
 from btrfs_ublk.volume import (

@@ -23,7 +23,7 @@ from btrfs_ublk.base.process import (
     spawn,
 )
 from btrfs_ublk.errors import CommandError
-from btrfs_ublk.kernel.uevents import wait_until
+from btrfs_ublk.kernel.waiting import wait_until
 from btrfs_ublk.server.front_end import end_server
 
 

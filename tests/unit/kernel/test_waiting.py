@@ -1,13 +1,11 @@
-"""Waiting for kernel events, with and without them."""
+"""Waiting for a state, with a deadline."""
 
-import socket
 import threading
 import time
 
 import pytest
 
-from btrfs_ublk.kernel import uevents
-from btrfs_ublk.kernel.uevents import wait_until
+from btrfs_ublk.kernel.waiting import wait_until
 
 
 def test_the_deadline_is_kept_and_says_what_was_awaited() -> None:
@@ -17,13 +15,7 @@ def test_the_deadline_is_kept_and_says_what_was_awaited() -> None:
     assert 0.25 < time.monotonic() - start_s < 30
 
 
-def test_without_netlink_the_condition_is_still_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(*_arguments: object) -> socket.socket:
-        raise PermissionError
-
-    monkeypatch.setattr(uevents.socket, "socket", refuse)
+def test_the_first_true_value_is_returned() -> None:
     happened = threading.Event()
     threading.Timer(0.1, happened.set).start()
     assert wait_until(happened.is_set, timeout_s=10, what="the timer")
