@@ -15,16 +15,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlencode, urljoin, urlsplit
 
 from btrfs_ublk.base.log import log
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess, RegistryError, is_loopback
+from btrfs_ublk.image.logins import SharedToken
 from btrfs_ublk.image.transport import Answer, NoAnswer, Session
 
 if TYPE_CHECKING:
-    from btrfs_ublk.image.logins import Challenge, Login, SharedToken
+    from btrfs_ublk.image.logins import Challenge, Login
 
 _HUB, _HUB_HOST = "docker.io", "registry-1.docker.io"
 _AGENT = "btrfs-ublk"
@@ -94,7 +96,6 @@ class Connection:
         scheme = "http" if access.insecure else "https"
         self._base = base or f"{scheme}://{host}/v2/"
         self._namespace, self._tries = namespace, tries
-        self._login: Login | None = None
         #: What is sent with each request once the registry has asked for it.
         self._authorization: str | None = None
         self._until_s = 0.0
@@ -158,47 +159,55 @@ class Connection:
         none after ``tries``. Without ``leave``, a redirection to another host is an
         answer, and not followed.
         """
+
+        def ask() -> Answer:
+            learned = 0
+            while True:
+                response = self._follow(method, self.url(path), headers, body, leave)
+                # A token that another process got may be of no use.
+                most = 2 if self._token_is_shared else 1
+                if response.status_code != 401 or learned == most:
+                    return response
+                learned += 1
+                if not self._learn(response):
+                    return response
+                response.close()
+
+        response = self._insist(what, ask, ok, tries or self._tries)
+        if method != "GET":
+            # The next request can use the connection of one read to its end.
+            with suppress(NoAnswer):  # the status says enough
+                response.read(_MAX_ERROR_BYTES)
+        return response
+
+    def _insist(
+        self, what: str, ask: Callable[[], Answer], ok: tuple[int, ...], tries: int
+    ) -> Answer:
+        """Ask until there is an answer with one of the statuses ``ok``."""
         pause_s = _FIRST_PAUSE_S
         until_s = time.monotonic() + _PATIENCE_S
-        learned = tried = 0
-        tries = tries or self._tries
+        tried = 0
         while True:
             tried += 1
+            wait_s = pause_s
             try:
-                response = self._follow(method, self.url(path), headers, body, leave)
+                response = ask()
             except NoAnswer as error:
                 if tried >= tries or not error.may_pass:
                     raise self._unanswered(what, error) from error
                 log.info("%s: %s: try %d failed: %s", self.place, what, tried, error)
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
-                continue
-            if response.status_code in ok:
-                if method != "GET":
-                    # The next request can use the connection of one read to its end.
-                    with suppress(NoAnswer):  # the status says enough
-                        response.read(_MAX_ERROR_BYTES)
-                return response
-            # A token that another process got may be of no use.
-            most = 2 if self._token_is_shared else 1
-            if response.status_code == 401 and learned < most:
-                learned += 1
-                tried -= 1
-                if self._learn(response):
-                    response.close()
-                    continue
-            if response.status_code in PASSING and tried < tries:
+            else:
+                if response.status_code in ok:
+                    return response
+                if tried >= tries or response.status_code not in PASSING:
+                    self._refused(what, response)
                 wait_s = retry_after_s(response.headers.get("Retry-After"), pause_s)
                 if time.monotonic() + wait_s > until_s:
-                    with response:
-                        self._refused(what, response, again_s=wait_s)
+                    self._refused(what, response, again_s=wait_s)
                 log.info("%s: %s: HTTP %d", self.place, what, response.status_code)
                 response.close()
-                time.sleep(wait_s)
-                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
-                continue
-            with response:
-                self._refused(what, response)
+            time.sleep(wait_s)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     def caches(self, path: str) -> list[str]:
         """Return the caches to ask for ``path``, in the order that all hosts have."""
@@ -310,7 +319,7 @@ class Connection:
         wanted = parse_challenges(
             response.headers.get("WWW-Authenticate", ""), response.url
         )
-        login = self._credentials()
+        login = self._login
         if login.registry_token is not None:
             self._authorization = f"Bearer {login.registry_token}"
             return True
@@ -324,30 +333,15 @@ class Connection:
             return True
         return False
 
-    def _credentials(self) -> Login:
-        if self._login is None:
-            from btrfs_ublk.image.logins import find_login
+    @cached_property
+    def _login(self) -> Login:
+        from btrfs_ublk.image.logins import find_login
 
-            self._login = find_login(
-                self._registry, self._repository, self._access.docker_config
-            )
-        return self._login
-
-    def _shared_token(self, login: Login) -> SharedToken:
-        from btrfs_ublk.image.logins import SharedToken
-
-        scheme = urlsplit(self._base).scheme
-        name, actions = self._scopes[0].rsplit(":", 1)
-        known = (login.user, login.password, login.identity_token)
-        return SharedToken(
-            [
-                *(self._registry, scheme, actions, name.partition(":")[2]),
-                *(text or "" for text in known),
-                *self._scopes[1:],
-            ]
-        )
+        return find_login(self._registry, self._repository, self._access.docker_config)
 
     def _get_token(self, challenge: Challenge) -> None:
+        """Get a token, from another process that has one or from the token server."""
+
         realm = challenge.realm
         if not realm:
             raise RegistryError(
@@ -357,40 +351,41 @@ class Connection:
             self._access.insecure and is_loopback(realm)
         ):
             raise RegistryError(
-                f"{self._registry} wants its token got without TLS, from " f"{realm}"
+                f"{self._registry} wants its token got without TLS, from {realm!r}"
             )
-        login = self._credentials()
-        # NB: what the registry asks for is about one request, and ours about all.
-        asked: dict[str, Any] = {
-            "service": challenge.service or "",
-            "scope": " ".join(self._scopes) if login.identity_token else self._scopes,
-        }
-        what = "get a token"
-        until_s = time.monotonic() + _PATIENCE_S
-        shared = self._shared_token(login)
-        for tried in range(1, _MAX_TRIES + 1):
+        login = self._login
+        secrets = (login.user, login.password, login.identity_token)
+        name, actions = self._scopes[0].rsplit(":", 1)
+        shared = SharedToken(
+            [
+                *(self._registry, urlsplit(self._base).scheme),
+                *(actions, name.partition(":")[2]),
+                *(text or "" for text in secrets),
+                *self._scopes[1:],
+            ]
+        )
+
+        class _Shared(Exception):
+            """Another process has got one meanwhile."""
+
+        def ask() -> Answer:
             if found := shared.find(refused=self._refused_token):
                 self._authorization, self._until_s = f"Bearer {found[0]}", found[1]
                 self._token_is_shared = True
-                return
-            wait_s = _FIRST_PAUSE_S * 2**tried
+                raise _Shared
             try:
-                response = self._ask_for_token(realm, asked, login)
-            except NoAnswer as error:
+                response = self._ask_for_token(realm, challenge, login)
+            except NoAnswer:
                 shared.tell(None)
-                if tried == _MAX_TRIES or not error.may_pass:
-                    raise self._unanswered(what, error) from error
-            else:
-                if response.status_code == 200:
-                    break
+                raise
+            if response.status_code != 200:
                 shared.tell(None)
-                if tried == _MAX_TRIES or response.status_code not in PASSING:
-                    self._refused(what, response)
-                wait_s = retry_after_s(response.headers.get("Retry-After"), wait_s)
-                if time.monotonic() + wait_s > until_s:
-                    self._refused(what, response, again_s=wait_s)
-                response.close()
-            time.sleep(wait_s)
+            return response
+
+        try:
+            response = self._insist("get a token", ask, (200,), _MAX_TRIES)
+        except _Shared:
+            return
         token = None
         try:
             with response, deadline(response, 0):
@@ -399,24 +394,26 @@ class Connection:
         finally:
             shared.tell(token, self._until_s)
 
-    def _ask_for_token(self, realm: str, asked: dict[str, Any], login: Login) -> Answer:
+    def _ask_for_token(self, realm: str, challenge: Challenge, login: Login) -> Answer:
+        from btrfs_ublk.image.logins import basic
+
+        # NB: what the registry asks for is about one request, and ours about all.
+        asked: dict[str, Any] = {"service": challenge.service or ""}
         if login.identity_token:
-            form = {
+            asked |= {
                 "grant_type": "refresh_token",
                 "client_id": _AGENT,
                 "refresh_token": login.identity_token,
-                **asked,
+                "scope": " ".join(self._scopes),
             }
             return self._session.send(
                 "POST",
                 realm,
                 headers={"Content-Type": "application/x-www-form-urlencoded"},
-                body=urlencode(form, doseq=True).encode(),
+                body=urlencode(asked).encode(),
                 timeout_s=_TIMEOUT_S,
             )
-        from btrfs_ublk.image.logins import basic
-
-        query = urlencode(asked, doseq=True)
+        query = urlencode(asked | {"scope": self._scopes}, doseq=True)
         return self._session.send(
             "GET",
             f"{realm}{'&' if '?' in realm else '?'}{query}",
@@ -468,7 +465,8 @@ class Connection:
         self, what: str, response: Answer, *, again_s: float | None = None
     ) -> NoReturn:
         status = response.status_code
-        why = _error_text(response)
+        with response:
+            why = _error_text(response)
         hint = {
             401: f"log in: docker login {self._registry}; or name the file with the "
             "login: --docker-config",
@@ -476,7 +474,7 @@ class Connection:
             404: "is the name right? Some registries answer so without a login, too",
             429: "the registry limits requests: try later, or log in",
         }.get(status)
-        if status == 401 and self._login is not None and self._login.absent:
+        if status == 401 and self._login.absent:
             hint = f"install {self._login.absent}, which may have the login; or {hint}"
         if status >= 500:
             hint = "the registry fails: try later"

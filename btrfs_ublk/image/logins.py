@@ -50,11 +50,13 @@ _ASKING_S, _FAILED_S = 10.0, 1.0
 _LOOK_S = 0.02
 _MAX_SHARED_BYTES = 64 << 10
 _SCHEME = re.compile(r"[A-Za-z0-9+.-]+:")
-_SPACE = re.compile(r"[ \t,]*")
-_NAME = re.compile(r"([^ \t,=]*)")
-_EQUALS = re.compile(r"[ \t]*=[ \t]*")
-_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
-_PLAIN = re.compile(r"[^ \t,]*")
+#: A word of a challenge, which may have a value; "=" behind it is not valid.
+_WORD = re.compile(
+    r"""[ \t,]*([^ \t,=]*)
+    (?:[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|(?!")([^ \t,]*)))?""",
+    re.DOTALL | re.VERBOSE,
+)
+_EQUALS = re.compile(r"[ \t]*=")
 
 
 @dataclass(frozen=True)
@@ -351,31 +353,16 @@ def _resolved(base: str, realm: str) -> str:
 def _words(text: str) -> Iterator[tuple[str, str | None]]:
     """Yield each scheme with None, and each parameter with its value, up to what is not
     valid."""
-    at = 0
-    while True:
-        at = _end(_SPACE, text, at)
-        if at == len(text):
+    text, at = text.rstrip(" \t,"), 0
+    while at < len(text):
+        found = _WORD.match(text, at)
+        assert found is not None
+        name, quoted, plain = found.groups()
+        at = found.end()
+        if quoted is None and plain is None and _EQUALS.match(text, at):
             return
-        name, at = text[at : (end := _end(_NAME, text, at))].lower(), end
-        equals = _EQUALS.match(text, at)
-        if not equals:
-            yield name, None
-            continue
-        at = equals.end()
-        if not text.startswith('"', at):
-            value, at = text[at : (end := _end(_PLAIN, text, at))], end
-            yield name, value
-            continue
-        quoted = _QUOTED.match(text, at)
-        if not quoted:
-            return
-        yield name, re.sub(r"\\(.)", r"\1", quoted[1], flags=re.DOTALL)
-        at = quoted.end()
-
-
-def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    found = pattern.match(text, at)
-    return found.end() if found else at
+        value = plain if quoted is None else re.sub(r"(?s)\\(.)", r"\1", quoted)
+        yield name.lower(), value
 
 
 class SharedToken:
