@@ -9,6 +9,10 @@ from btrfs_ublk.errors import UsageError
 #: The sector size of btrfs, and the logical block size of every device made here.
 BLOCK_BYTES = 4096
 
+#: The least virtual data of a seed (SEED_VIRTUAL_MIN_BYTES in csrc/btrfs/seed.h). The
+#: kernel allocates no less anyway.
+MIN_VIRTUAL_DATA_BYTES = 4 << 20
+
 KIB, MIB, GIB, TIB, PIB, EIB = (1 << shift for shift in range(10, 70, 10))
 
 _UNITS = "KMGTPE"

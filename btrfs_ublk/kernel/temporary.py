@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -76,7 +75,7 @@ def _remove(entry: Entry) -> bool:
             f"{path} is not removed: {device} stands on {backing_file}",
             hint=f"unmount what is on it, then: losetup -d {device}",
         )
-    shutil.rmtree(path)
+    remove_tree(path)
     return True
 
 
@@ -97,3 +96,11 @@ def loops_below(
             if directory in backing_file.parents:
                 found.append((Path("/dev") / link.parent.parent.name, backing_file))
     return sorted(found)
+
+
+def remove_tree(path: Path, *, ignore_errors: bool = False) -> None:
+    """Remove a directory with all that is in it. Raises OSError."""
+    with deferred():
+        # It imports all kinds of compression, and most commands remove nothing.
+        import shutil
+    shutil.rmtree(path, ignore_errors=ignore_errors)

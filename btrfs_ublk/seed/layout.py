@@ -16,9 +16,6 @@ from btrfs_ublk.server.description import Description, FileSegment, Segment, fil
 DEFAULT_FILENAME = ".btrfs-ublk-virtual-data"
 #: The subvolume that a plain mount of a seed shows (SEED_SUBVOLUME_NAME in seed.h).
 SUBVOLUME_NAME = "files"
-#: The least virtual data of a seed (SEED_VIRTUAL_MIN_BYTES in seed.h). The kernel
-#: allocates no less anyway.
-MIN_VIRTUAL_DATA_BYTES = 4 << 20
 
 #: Zeroes behind the seed, on the device only. Programs that identify devices (udev,
 #: blkid, wipefs, lsblk, the kernel for partitions) read the end of a device: RAID and

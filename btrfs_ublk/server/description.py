@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.errors import UsageError
+from btrfs_ublk.server.names import MAX_DEADLINE_S
 from btrfs_ublk.units import BLOCK_BYTES
 
 FORMAT_VERSION = 1
@@ -35,7 +36,6 @@ _OFFSETS = int.from_bytes(
     ),
     "little",
 )
-MAX_DEADLINE_S = 24 * 3600  # The longest deadline_s of a LazySegment.
 
 _kinds: dict[str, type[Segment]] = {}
 

@@ -417,6 +417,8 @@ class Daemon:
                     reply = self._carry_out(request, fds)
                 elif "if_ready" in request and not self._volumes.is_ready:
                     reply = {"not_ready": True}
+                    with suppress(BtrfsUblkError):  # the client does without it
+                        self._volumes.prepare()
                 else:
                     self._volumes.pass_on(message, connection)
                     return

@@ -18,6 +18,8 @@ VOLUME_REQUESTS = ("list", "status", "fork", "forks", "drop", "snapshot")
 #: The process has the memory of a Python interpreter, so it ends when nobody has asked
 #: for so long.
 _IDLE_S = 600.0
+#: Who asks again within this time is likely to go on.
+_AGAIN_S = 60.0
 
 
 def error_reply(error: BtrfsUblkError) -> dict[str, Any]:
@@ -35,12 +37,21 @@ class VolumeRequests:
         #: Its end is that of the process, once that has answered what it was asked.
         self._socket: socket.socket | None = None
         self._idle_at_s = 0.0
+        self._again_until_s = 0.0
 
     @property
     def is_ready(self) -> bool:
         """Whether the process is there already."""
         self.tidy()
         return self._socket is not None
+
+    def prepare(self) -> None:
+        """Start the process for the next request, if the last one like this was a short
+        time ago. Raises BtrfsUblkError."""
+        now_s = time.monotonic()
+        if now_s < self._again_until_s and not self.is_ready:
+            self._start()
+        self._again_until_s = now_s + _AGAIN_S
 
     def pass_on(self, message: bytes, connection: socket.socket) -> None:
         """Have it answer a request on its connection. Raises BtrfsUblkError."""
@@ -94,4 +105,5 @@ class VolumeRequests:
                 talk=self._log,
             )
         self._socket = ours
+        self._idle_at_s = time.monotonic() + _IDLE_S
         self._processes.append(RunningServer(child.identity, child))

@@ -23,8 +23,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 from btrfs_ublk.base.paths import OptionalPath, StrPath
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import UsageError, why_unread
-from btrfs_ublk.server.names import FrontEndName
-from btrfs_ublk.units import GIB, KIB, TIB, exact_size, parse_block_size, parse_size
+from btrfs_ublk.server.names import MAX_DEADLINE_S, FrontEndName
+from btrfs_ublk.units import (
+    GIB,
+    KIB,
+    MIN_VIRTUAL_DATA_BYTES,
+    TIB,
+    exact_size,
+    parse_block_size,
+    parse_size,
+)
 from btrfs_ublk.volume.entry import VolumeFile, VolumeTree, check_text
 
 if TYPE_CHECKING:
@@ -365,8 +373,6 @@ def _setting(
 
 
 def _check_size(size_bytes: int) -> None:
-    from btrfs_ublk.seed.layout import MIN_VIRTUAL_DATA_BYTES
-
     if size_bytes < MIN_VIRTUAL_DATA_BYTES:
         raise UsageError(f"a volume has {exact_size(MIN_VIRTUAL_DATA_BYTES)} at least")
 
@@ -396,15 +402,11 @@ def _check_read_ahead(size_bytes: int) -> None:
 
 
 def _check_deadline(deadline_s: float) -> None:
-    from btrfs_ublk.server.description import MAX_DEADLINE_S, LazySegment
-
-    try:  # it checks deadlines
-        LazySegment(offset=0, length=4096, map="-", deadline_s=deadline_s)
-    except UsageError as error:
+    if not 0 < deadline_s <= MAX_DEADLINE_S:
         raise UsageError(
             f"it is not from 0 to {MAX_DEADLINE_S} s",
             hint="with 0, reads wait for ever",
-        ) from error
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -598,11 +600,12 @@ class VolumeDefinition:
             )
 
     def _check_caches(self) -> None:
+        # Of other sources, the server knows whether they have credentials.
+        if not self.via or self.image is None or self.via_plain:
+            return
         from btrfs_ublk.base.hosts import is_plain
 
-        # Of other sources, the server knows whether they have credentials.
-        plain = [url for url in self.via or () if is_plain(url)]
-        if plain and self.image is not None and not self.via_plain:
+        if plain := [url for url in self.via if is_plain(url)]:
             raise UsageError(
                 f"the registry's tokens would go to {plain[0]} without TLS",
                 hint="write https://, or allow it: --via-plain",

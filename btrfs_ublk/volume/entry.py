@@ -17,6 +17,8 @@ from btrfs_ublk.content.oci import has_tag, parse_image
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import parse_size
 
+#: What is printed about a volume has so many files: there may be thousands.
+SHOWN_FILES = 20
 #: Keys that describe a source's content, but not its location.
 _KNOWLEDGE = ("size", "unit", "digests", "root")
 

@@ -29,7 +29,7 @@ from btrfs_ublk.kernel.btrfs import (
 )
 from btrfs_ublk.kernel.temporary import loops_below
 from btrfs_ublk.volume.device import explain_devices, find_device
-from btrfs_ublk.volume.entry import describe_source
+from btrfs_ublk.volume.entry import SHOWN_FILES, describe_source
 from btrfs_ublk.volume.mounts import is_mounted, is_read_only, mount_points
 from btrfs_ublk.volume.store import (
     MadeFile,
@@ -37,7 +37,6 @@ from btrfs_ublk.volume.store import (
     volume_directories,
     volume_directory,
 )
-from btrfs_ublk.volume.texts import SHOWN_FILES
 
 SNAPSHOTS_DIRECTORY = "snapshots"
 #: "changing": a command works on it. "broken": partly up, or not whole. "damaged": its

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from btrfs_ublk import seed as seeds
-from btrfs_ublk.base.hosts import Rule
 from btrfs_ublk.base.jsonfile import RecordFormat, remove_unfinished, sync
 from btrfs_ublk.base.ledger import boot_id
 from btrfs_ublk.base.log import step
@@ -41,7 +39,7 @@ from btrfs_ublk.device.state import (
     half_path,
 )
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
-from btrfs_ublk.kernel.temporary import loops_below
+from btrfs_ublk.kernel.temporary import loops_below, remove_tree
 from btrfs_ublk.volume.definition import VolumeDefinition, read_definition
 from btrfs_ublk.volume.entry import origin_of
 
@@ -384,6 +382,8 @@ class VolumeDirectory:
 def _rules(definition: VolumeDefinition) -> list[dict[str, Any]]:
     if not definition.via:
         return []
+    with deferred():
+        from btrfs_ublk.base.hosts import Rule
     return [Rule("*", definition.via, definition.via_plain).to_dict()]
 
 
@@ -492,7 +492,7 @@ def _make(
     tag = os.urandom(8).hex()
     half = VolumeDirectory(half_path(volume.path, tag))
     with step(f"make volume {volume.name}"), ExitStack() as on_failure:
-        on_failure.callback(shutil.rmtree, half.path, ignore_errors=True)
+        on_failure.callback(remove_tree, half.path, ignore_errors=True)
         try:
             half.path.mkdir(mode=0o700)
             lock = lock_file(half.lock)
@@ -546,7 +546,7 @@ def remove_halves(volumes: Path, *, dry_run: bool = False) -> list[Path]:
         ]
     with deferred():
         for path in [] if dry_run else halves:
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path, ignore_errors=True)
     return halves
 
 
@@ -570,6 +570,6 @@ def discard(volume: VolumeDirectory) -> None:
         for path in (VolumeDirectory(gone).cache, gone):
             while path.is_dir() and not path.is_symlink():
                 with suppress(FileNotFoundError):  # another process removes it
-                    shutil.rmtree(path)
+                    remove_tree(path)
     except OSError as error:
         raise LeftoverError(f"cannot remove {volume.path}: {error}") from error

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 
 from btrfs_ublk.base.text import table, visible
 from btrfs_ublk.units import exact_size, format_size
+from btrfs_ublk.volume.entry import SHOWN_FILES
 
 if TYPE_CHECKING:
     from btrfs_ublk.volume.forks import Fork
     from btrfs_ublk.volume.report import KeptVolume
-
-#: In text.
-SHOWN_FILES = 20
 
 
 def _exact(size_bytes: int | None) -> str:

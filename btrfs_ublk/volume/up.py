@@ -6,7 +6,6 @@ up_volume() is read from top to bottom: what it does is below it, in that order.
 from __future__ import annotations
 
 import os
-import shutil
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -38,6 +37,7 @@ from btrfs_ublk.kernel.btrfs import (
 from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.kernel.mount import mounted, remount
 from btrfs_ublk.kernel.read_ahead import get_read_ahead, set_read_ahead
+from btrfs_ublk.kernel.temporary import remove_tree
 from btrfs_ublk.supervision.client import daemon_starting
 from btrfs_ublk.units import KIB, exact_size
 from btrfs_ublk.volume.definition import SETTINGS, VolumeDefinition
@@ -394,7 +394,7 @@ def _undoing_cache(
             lock = lock_file(path / "state", timeout_s=_IN_USE_TIMEOUT_S)
             if lock is not None:
                 with lock:
-                    shutil.rmtree(path)
+                    remove_tree(path)
         for directory in missing[1:]:
             with suppress(OSError):  # it is not empty
                 directory.rmdir()

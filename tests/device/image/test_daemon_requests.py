@@ -192,10 +192,15 @@ def test_the_program_makes_forks(place: Place) -> None:
 
 
 def test_what_answers_may_die_or_hang(place: Place) -> None:
-    """The next request starts another one; the daemon and its devices notice nothing.
-    The program has a stopped daemon go on."""
+    """The next request starts another one, or the second one that would do without; the
+    daemon and its devices notice nothing. The program has a stopped daemon go on."""
     ask({"request": "list"})
     before = show_device(NAME).state
+    (process,) = processes()
+    kill(process, signal.SIGKILL)
+    assert process.wait(timeout_s=TIMEOUT_S)
+    answers = [ask({"request": "list", "if_ready": True}) for _ in range(3)]
+    assert "not_ready" in answers[0] and "volumes" in answers[2]
     (process,) = processes()
     kill(process, signal.SIGKILL)
     assert process.wait(timeout_s=TIMEOUT_S)
