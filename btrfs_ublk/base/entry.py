@@ -5,6 +5,7 @@ Also here: groups of commands, and options that commands have in common."""
 from __future__ import annotations
 
 import atexit
+import json
 import math
 import os
 import re
@@ -21,7 +22,7 @@ import click
 from btrfs_ublk.base.log import log, setup_logging
 from btrfs_ublk.base.signals import exit_status_of, importing, interruptible
 from btrfs_ublk.base.text import table, visible
-from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.errors import BtrfsUblkError, UsageError, why_unread
 from btrfs_ublk.units import parse_size
 
 if TYPE_CHECKING:
@@ -229,6 +230,26 @@ def _tell_notes(error: BaseException) -> None:
 def print_rows(rows: Sequence[Sequence[str]]) -> None:
     """Print a table for people: see table()."""
     click.echo(table(rows))
+
+
+def print_found(found: object, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print what a command found: as JSON, or else these lines for people."""
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    for line in lines:
+        click.echo(line)
+
+
+def read_text(path: Path) -> str:
+    """Read a text; "-" is standard input. Raises UsageError."""
+    name = "standard input" if str(path) == "-" else path
+    try:
+        with click.open_file(str(path), encoding="utf-8") as file:
+            text: str = file.read()
+            return text
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{name}: {why_unread(error)}") from error
 
 
 def say_resolved(image: str, digest: str) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import click
 
-from btrfs_ublk.base.entry import PathType, SizeType, json_option, stacked
+from btrfs_ublk.base.entry import (
+    PathType,
+    SizeType,
+    json_option,
+    print_found,
+    stacked,
+)
 from btrfs_ublk.base.log import log
 from btrfs_ublk.base.private_dirs import make_private
 from btrfs_ublk.base.progress import progress
@@ -86,19 +91,14 @@ def status(directory: Path, as_json: bool) -> int:
     Exit status 1: something in it is damaged.
     """
     found = _cache(directory).status()
-    if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=2))
-    else:
-        _print_status(found)
+    print_found(found.to_dict(), _status_lines(found), as_json=as_json)
     return 1 if found.broken else 0
 
 
-def _print_status(found: Status) -> None:
-    for content in found.contents:
-        click.echo(_line(content))
-    for broken in found.broken:
-        click.echo(f"{broken.key}  damaged: {broken.error}")
-    click.echo(
+def _status_lines(found: Status) -> Iterator[str]:
+    yield from map(_line, found.contents)
+    yield from (f"{broken.key}  damaged: {broken.error}" for broken in found.broken)
+    yield (
         f"{found.directory}: {format_size(found.cached_bytes)} of "
         f"{len(found.contents)} contents; {format_size(found.free_bytes)} free"
     )
@@ -155,17 +155,14 @@ def verify(directory: Path, maps: tuple[Path, ...], as_json: bool) -> int:
         units = sum(content.cached_units for content in cache.status().contents)
         with progress("comparing cached units", total=units) as task:
             report = cache.verify(digests, progress=task.advance)
-    if as_json:
-        click.echo(json.dumps(report.to_dict() | {"unread_maps": unread}, indent=2))
-    else:
-        for key, unit in report.wrong:
-            click.echo(f"{key}: unit {unit} was wrong, and is dropped")
-        for broken in report.broken:
-            click.echo(f"{broken.key}: damaged: {broken.error}")
-        click.echo(
-            f"{report.right} units right, {len(report.wrong)} wrong, "
-            f"{report.unknown} without a digest"
-        )
+    lines = [
+        *(f"{key}: unit {n} was wrong, and is dropped" for key, n in report.wrong),
+        *(f"{broken.key}: damaged: {broken.error}" for broken in report.broken),
+        f"{report.right} units right, {len(report.wrong)} wrong, "
+        f"{report.unknown} without a digest",
+    ]
+    found = report.to_dict() | {"unread_maps": unread}
+    print_found(found, lines, as_json=as_json)
     return 0 if report.clean and not unread else 1
 
 
@@ -220,10 +217,9 @@ def prune(
     if size is not None:
         evicted += cache.shrink(size)
     left = cache.status().cached_bytes
-    if as_json:
-        click.echo(json.dumps({"evicted_bytes": evicted, "cached_bytes": left}))
-    else:
-        click.echo(f"{format_size(evicted)} removed, {format_size(left)} left")
+    found = {"evicted_bytes": evicted, "cached_bytes": left}
+    line = f"{format_size(evicted)} removed, {format_size(left)} left"
+    print_found(found, [line], as_json=as_json)
 
 
 def parse_age(text: str) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,17 +16,19 @@ from btrfs_ublk.base.entry import (
     SizeType,
     completing,
     json_option,
-    print_rows,
+    print_found,
+    read_text,
     stacked,
 )
 from btrfs_ublk.base.signals import too_late
+from btrfs_ublk.base.text import table
 from btrfs_ublk.device.state import (
     DEFAULT_HANG_TIMEOUT_S,
     DEFAULT_TIMEOUT_S,
     FORMER_RECOVERY,
     device_directories,
 )
-from btrfs_ublk.errors import BtrfsUblkError, UsageError, why_unread
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.server import Description, FrontEndName, ServerStats
 from btrfs_ublk.units import format_size, parse_block_size
 
@@ -42,6 +43,15 @@ _timeout = click.option(
     show_default=True,
     help="How long to wait for the server.",
 )
+
+_description = click.argument("description", type=PathType())
+_server = click.option(
+    "--server",
+    type=PathType(),
+    help="Another program than the package's btrfs-ublk-server.",
+)
+#: What commands have that change a device.
+_changing = stacked(_name, _timeout, json_option)
 
 
 class _RecoveryChoice(click.Choice):  # type: ignore[type-arg]
@@ -89,11 +99,7 @@ _making_options = stacked(
         show_default=True,
         help="A server that is silent for so long is replaced; 0: never.",
     ),
-    click.option(
-        "--server",
-        type=PathType(),
-        help="Another program than the package's btrfs-ublk-server.",
-    ),
+    _server,
 )
 
 
@@ -115,7 +121,7 @@ def command() -> None:
 
 @command.command()
 @click.argument("name")
-@click.argument("description", type=PathType())
+@_description
 @_making_options
 @click.option(
     "--if-missing",
@@ -158,22 +164,20 @@ def up(
 def list_command(as_json: bool) -> None:
     """List all devices, and how they are."""
     found = devices.list_devices()
-    if as_json:
-        click.echo(json.dumps([device.to_dict() for device in found], indent=2))
-        return
     rows = [("NAME", "HEALTH", "DEVICE", "FRONT END", "RECOVERIES", "IN USE")]
-    for device in found:
-        rows.append(
-            (
-                device.name,
-                device.health,
-                device.state.device or "-",
-                device.spec.front_end if device.spec else "-",
-                str(device.state.recoveries),
-                "; ".join(device.users) or "-",
-            )
+    rows += [
+        (
+            device.name,
+            device.health,
+            device.state.device or "-",
+            device.spec.front_end if device.spec else "-",
+            str(device.state.recoveries),
+            "; ".join(device.users) or "-",
         )
-    print_rows(rows)
+        for device in found
+    ]
+    told = [device.to_dict() for device in found]
+    print_found(told, [table(rows)], as_json=as_json)
 
 
 @command.command()
@@ -185,17 +189,12 @@ def status(name: str, as_json: bool) -> int:
     NAME is a device. Exit status 1: it is not well.
     """
     device = devices.show_device(name)
-    if as_json:
-        click.echo(json.dumps(device.to_dict(), indent=2))
-    else:
-        _show(device)
+    print_found(device.to_dict(), _status_lines(device), as_json=as_json)
     return 0 if device.is_well else 1
 
 
 @command.command()
-@_name
-@_timeout
-@json_option
+@_changing
 def down(name: str, timeout_s: float, as_json: bool) -> None:
     """Take a device down.
 
@@ -203,53 +202,40 @@ def down(name: str, timeout_s: float, as_json: bool) -> None:
     `remove` is another word for this.
     """
     devices.remove_device(name, timeout_s=timeout_s)
-    if as_json:
-        click.echo(json.dumps({"name": name, "result": "removed"}))
+    print_found({"name": name, "result": "removed"}, [], as_json=as_json)
 
 
 @command.command()
-@_name
-@_timeout
-@json_option
+@_changing
 def recover(name: str, timeout_s: float, as_json: bool) -> None:
     """Replace what is dead: supervisor, server, or both.
 
-    NAME is a device; whoever has it mounted need not do anything.
+    NAME is a device; who has it mounted need not do anything.
     """
     done = devices.recover_device(name, timeout_s=timeout_s)
-    if as_json:
-        click.echo(json.dumps({"name": name, "done": done}))
-    else:
-        click.echo("\n".join(done) or f"device {name} is healthy: nothing was done")
+    lines = done or [f"device {name} is healthy: nothing was done"]
+    print_found({"name": name, "done": done}, lines, as_json=as_json)
 
 
 @command.command()
-@_name
-@click.option(
-    "--server",
-    type=PathType(),
-    help="Another program than the package's btrfs-ublk-server.",
-)
-@_timeout
-@json_option
+@_changing
+@_server
 def upgrade(name: str, server: Path | None, timeout_s: float, as_json: bool) -> None:
     """Have this version serve a device.
 
-    Its supervisor and server take the place of those of the device NAME, whoever has it
+    Its supervisor and server take the place of those of the device NAME, which may be
     mounted.
     """
     _print(devices.upgrade_device(name, server=server, timeout_s=timeout_s), as_json)
 
 
 @command.command()
-@_name
-@click.argument("description", type=PathType())
-@_timeout
-@json_option
+@_changing
+@_description
 def update(name: str, description: Path, timeout_s: float, as_json: bool) -> None:
     """Let a device grow.
 
-    NAME is a device, whoever has it mounted; DESCRIPTION (a file; - is standard input)
+    NAME is a device, which may be mounted; DESCRIPTION (a file; - is standard input)
     is the present one with a longer last segment, or more segments. It never shrinks.
     """
     _print(
@@ -267,14 +253,13 @@ def gc_command(dry_run: bool, timeout_s: float, as_json: bool) -> int:
     Exit status 1: something is left.
     """
     found = devices.collect_devices(dry_run=dry_run, timeout_s=timeout_s)
-    if as_json:
-        click.echo(json.dumps([outcome.to_dict() for outcome in found], indent=2))
-    else:
-        for outcome in found:
-            reason = f": {outcome.reason}" if outcome.reason else ""
-            click.echo(f"{outcome.result:12} {outcome.name}{reason}")
-        if not found:
-            click.echo("nothing to remove")
+    lines = [
+        f"{outcome.result:12} {outcome.name}"
+        + (f": {outcome.reason}" if outcome.reason else "")
+        for outcome in found
+    ]
+    told = [outcome.to_dict() for outcome in found]
+    print_found(told, lines or ["nothing to remove"], as_json=as_json)
     return 1 if any(outcome.result == "left" for outcome in found) else 0
 
 
@@ -297,26 +282,18 @@ def serve(name: str, description: Path | None, timeout_s: float, **options: Any)
 
 
 def _read(path: Path) -> Description:
-    name = "standard input" if str(path) == "-" else path
-    try:
-        with click.open_file(str(path), encoding="utf-8") as file:
-            text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"description {name}: {why_unread(error)}") from error
+    text = read_text(path)
     try:
         return Description.from_json(text)
     except UsageError as error:
-        raise UsageError(f"{name}: {error.message}", hint=error.hint) from error
+        raise UsageError(f"{path}: {error.message}", hint=error.hint) from error
 
 
 def _print(device: devices.Device, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(device.to_dict(), indent=2))
-    else:
-        click.echo(device.path)
+    print_found(device.to_dict(), [str(device.path)], as_json=as_json)
 
 
-def _show(device: devices.Device) -> None:
+def _status_lines(device: devices.Device) -> list[str]:
     state, spec = device.state, device.spec
     lines: list[tuple[str, object]] = [("health", device.health)]
     if device.reason:
@@ -337,8 +314,7 @@ def _show(device: devices.Device) -> None:
             lines.append(("last end", state.last_end))
     lines += _stats_lines(device.stats)
     lines.append(("log", device.log))
-    for name, value in lines:
-        click.echo(f"{name:22} {value}")
+    return [f"{name:22} {value}" for name, value in lines]
 
 
 def _stats_lines(raw: dict[str, Any] | None) -> list[tuple[str, str]]:

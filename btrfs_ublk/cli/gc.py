@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import click
 
-from btrfs_ublk.base.entry import json_option
+from btrfs_ublk.base.entry import json_option, print_found
 from btrfs_ublk.base.gc import Report, collect
 from btrfs_ublk.base.private_dirs import VOLUMES_DIRECTORY, VOLUMES_VARIABLE
 from btrfs_ublk.base.signals import deferred
@@ -45,11 +44,9 @@ def command(dry_run: bool, as_json: bool) -> int:
             halves[str(path)] = "would-remove" if dry_run else left
     except BtrfsUblkError as error:
         failure = error  # what has been removed is told nonetheless
-    if as_json:
-        volumes = [{"path": path, "result": x} for path, x in halves.items()]
-        click.echo(json.dumps(report.to_dict() | {"volumes": volumes}, indent=2))
-    else:
-        _print(report, halves)
+    volumes = [{"path": path, "result": x} for path, x in halves.items()]
+    found = report.to_dict() | {"volumes": volumes}
+    print_found(found, _lines(report, halves), as_json=as_json)
     if failure is not None:
         raise failure
     return 0 if report.is_clean and "left" not in halves.values() else 1
@@ -67,15 +64,15 @@ def _remove_halves(*, dry_run: bool) -> list[Path]:
     return []
 
 
-def _print(report: Report, halves: Mapping[str, str]) -> None:
+def _lines(report: Report, halves: Mapping[str, str]) -> Iterator[str]:
     for ledger in report.ledgers:
         for outcome in ledger.outcomes:
             reason = f": {outcome.reason}" if outcome.reason else ""
             result = outcome.result.replace("-", " ")
-            click.echo(f"{result:12} {outcome.entry}{reason}")
+            yield f"{result:12} {outcome.entry}{reason}"
         if ledger.damaged_lines:
-            click.echo(f"damaged      {ledger.damaged_lines} lines of {ledger.path}")
+            yield f"damaged      {ledger.damaged_lines} lines of {ledger.path}"
     for path, result in halves.items():
-        click.echo(f"{result.replace('-', ' '):12} volume path={path}")
+        yield f"{result.replace('-', ' '):12} volume path={path}"
     if not halves and not any(ledger.outcomes for ledger in report.ledgers):
-        click.echo("nothing to remove")
+        yield "nothing to remove"

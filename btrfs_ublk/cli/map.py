@@ -13,6 +13,8 @@ from btrfs_ublk.base.entry import (
     PathType,
     SizeType,
     json_option,
+    print_found,
+    read_text,
     say_resolved,
 )
 from btrfs_ublk.base.progress import progress
@@ -20,7 +22,6 @@ from btrfs_ublk.base.urls import shown_value
 from btrfs_ublk.cli.map_options import device_argument, map_option, stats_lines
 from btrfs_ublk.cli.mirror_options import mirror_options, mirrors_of, parse_json
 from btrfs_ublk.content import (
-    Added,
     Addition,
     Mapping,
     SourceKeys,
@@ -31,7 +32,7 @@ from btrfs_ublk.content import (
 from btrfs_ublk.content.digests import DEFAULT_UNIT_BYTES, parse_unit
 from btrfs_ublk.content.index import DEFAULT_SPACING_BYTES
 from btrfs_ublk.device import device_map
-from btrfs_ublk.errors import UsageError, why_unread
+from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import exact_size, format_size, parse_size
 
 _start = click.option(
@@ -118,7 +119,11 @@ def add(
     additions = [_addition(options)]
     sources = client.resolve(sources, resolved=say_resolved)
     added = client.add(sources, additions)
-    _print_added(added, as_json)
+    lines = [
+        f"{x.offset} {x.length} {'already mapped' if x.existed else 'mapped'}"
+        for x in added
+    ]
+    print_found([vars(one) for one in added], lines, as_json=as_json)
 
 
 def _source(mirrors: list[SourceKeys], options: dict[str, Any]) -> SourceKeys:
@@ -131,7 +136,7 @@ def _source(mirrors: list[SourceKeys], options: dict[str, Any]) -> SourceKeys:
     if source_path is None:
         source: SourceKeys = mirrors[0] if len(mirrors) == 1 else {"mirrors": mirrors}
     else:
-        source = parse_json(_read(source_path), str(source_path))
+        source = parse_json(read_text(source_path), str(source_path))
     if not isinstance(source, dict):
         raise UsageError(f"{source_path}: not a JSON object")
     more = {
@@ -157,15 +162,6 @@ def _addition(options: dict[str, Any]) -> Addition:
         length=options["length"],
         source_offset=options["source_offset"],
     )
-
-
-def _print_added(added: list[Added], as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps([vars(one) for one in added]))
-        return
-    for one in added:
-        words = "already mapped" if one.existed else "mapped"
-        click.echo(f"{one.offset} {one.length} {words}")
 
 
 @command.command("list")
@@ -231,13 +227,12 @@ def show(
         raise UsageError("either OFFSET or --source is needed")
     client = device_map(device, path=path)
     found = shown_value(client.show(offset=offset, source=number))
-    if as_json:
-        click.echo(json.dumps(found, indent=2))
-        return
-    for part in found.values():
-        for name, value in part.items():
-            text = json.dumps(value) if isinstance(value, dict) else value
-            click.echo(f"{name:16} {text}")
+    lines = [
+        f"{name:16} {json.dumps(value) if isinstance(value, dict) else value}"
+        for part in found.values()
+        for name, value in part.items()
+    ]
+    print_found(found, lines, as_json=as_json)
 
 
 @command.command()
@@ -254,14 +249,12 @@ def verify(device: str, ask: bool, path: str | None, as_json: bool) -> int:
     """
     with progress("checking the map"):
         problems = list(device_map(device, path=path).verify(ask_mirrors=ask))
-    if as_json:
-        click.echo(json.dumps([vars(problem) for problem in problems]))
-    else:
-        for problem in problems:
-            where = "" if problem.source is None else f"source {problem.source}: "
-            click.echo(f"{where}{problem.text}")
-        if not problems:
-            click.echo("all is well")
+    lines = [
+        ("" if problem.source is None else f"source {problem.source}: ") + problem.text
+        for problem in problems
+    ]
+    told = [vars(problem) for problem in problems]
+    print_found(told, lines or ["all is well"], as_json=as_json)
     return 1 if problems else 0
 
 
@@ -272,11 +265,7 @@ def verify(device: str, ask: bool, path: str | None, as_json: bool) -> int:
 def stats(device: str, path: str | None, as_json: bool) -> None:
     """Print how much is mapped, and was fetched."""
     found = device_map(device, path=path).stats()
-    if as_json:
-        click.echo(json.dumps(found, indent=2))
-        return
-    for line in stats_lines(found):
-        click.echo(line)
+    print_found(found, stats_lines(found), as_json=as_json)
 
 
 @command.command()
@@ -322,11 +311,8 @@ def digest(
         raise UsageError(f"{error.filename or file}: {error.strerror}") from error
     if output is not None:
         digests.write(output)
-    if as_json:
-        found = {"size": digests.size_bytes, "unit": unit, "root": digests.root}
-        click.echo(json.dumps(found))
-    else:
-        click.echo(digests.root)
+    found = {"size": digests.size_bytes, "unit": unit, "root": digests.root}
+    print_found(found, [digests.root], as_json=as_json)
 
 
 @command.command()
@@ -366,13 +352,9 @@ def index(file: Path, codec: str, spacing: int, output: Path, as_json: bool) -> 
             made = make_index(file, output, codec=codec, spacing_bytes=spacing)
     except OSError as error:
         raise UsageError(f"{error.filename or output}: {error.strerror}") from error
-    if as_json:
-        click.echo(json.dumps(vars(made)))
-        return
-    click.echo(
-        f"{format_size(made.size)} come of {format_size(made.coded_size)};"
-        f" {made.points} points take {format_size(made.index_size)}"
-    )
+    line = f"{format_size(made.size)} come of {format_size(made.coded_size)};"
+    line += f" {made.points} points take {format_size(made.index_size)}"
+    print_found(vars(made), [line], as_json=as_json)
 
 
 def _check_range(start: int | None, end: int | None) -> None:
@@ -381,12 +363,3 @@ def _check_range(start: int | None, end: int | None) -> None:
             f"--start {exact_size(start)} is beyond --end {exact_size(end)}",
             hint="exchange the two",
         )
-
-
-def _read(path: Path) -> str:
-    try:
-        with click.open_file(str(path), encoding="utf-8") as file:
-            text: str = file.read()
-            return text
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: {why_unread(error)}") from error

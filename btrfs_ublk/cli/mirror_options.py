@@ -43,7 +43,9 @@ def _mirror(
         mirrors = ctx.ensure_object(list)
         mirrors += [make(value) for value in given]
 
-    return click.option(name, callback=add, expose_value=False, help=help, **more)
+    return click.option(
+        name, callback=add, expose_value=False, multiple=True, help=help, **more
+    )
 
 
 def parse_json(text: str, where: str) -> Any:
@@ -86,14 +88,12 @@ mirror_options = stacked(
         "A file that the server reads. May be repeated, as those below: then each"
         " is a mirror of the same content, and they are asked in that order.",
         type=PathType(),
-        multiple=True,
         metavar="PATH",
     ),
     _mirror(
         "--url",
         lambda url: {"kind": "http", "url": url},
         "An object of an HTTP(S) server that answers requests for ranges.",
-        multiple=True,
     ),
     _mirror(
         "--url-file",
@@ -101,14 +101,12 @@ mirror_options = stacked(
         "The same, but the URL is in a file, mode 600, that the server reads: a"
         " signed one is a secret.",
         type=PathType(),
-        multiple=True,
         metavar="PATH",
     ),
     _mirror(
         "--s3",
         _s3,
         "An object of an S3 store; the options from --endpoint on are about it.",
-        multiple=True,
         metavar="BUCKET/KEY",
     ),
     _mirror(
@@ -116,7 +114,6 @@ mirror_options = stacked(
         _oci,
         "A blob of a container registry, REGISTRY/REPOSITORY@DIGEST, or :TAG: the"
         " one layer of an image, whose digest is kept. See --docker-config.",
-        multiple=True,
         metavar="IMAGE",
     ),
     _mirror(
@@ -124,7 +121,6 @@ mirror_options = stacked(
         _any,
         'Any kind, with any keys: {"kind": …}; computed ones are "memset" (with "byte")'
         ' and "pattern" (each 8 bytes hold their offset).',
-        multiple=True,
         metavar="JSON",
     ),
     click.option("--endpoint", metavar="URL", help="URL of the S3 store.  [Amazon's]"),

@@ -6,14 +6,18 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from btrfs_ublk.base.entry import NounGroup, PathType, json_option, print_rows
+from btrfs_ublk.base.entry import NounGroup, PathType, json_option, print_found
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.signals import deferred
-from btrfs_ublk.base.text import visible
+from btrfs_ublk.base.text import table, visible
 from btrfs_ublk.cli.volume_options import volume_name, volumes_base
+
+if TYPE_CHECKING:
+    from btrfs_ublk.containers.podman import PodmanStore
 
 _STORE = "/var/lib/btrfs-ublk/podman"
 #: With podman's defaults, which a file has to say.
@@ -33,6 +37,12 @@ _store = click.option(
 )
 
 
+def _at(store: Path) -> PodmanStore:
+    with deferred():
+        from btrfs_ublk.containers.podman import PodmanStore
+    return PodmanStore(store)
+
+
 @click.group("podman", cls=NounGroup, aliases={"ls": "list", "rm": "remove"})
 def command() -> None:
     """Let podman, CRI-O and buildah run images of volumes.
@@ -50,10 +60,8 @@ def setup(store: Path) -> None:
     Where there is no /etc/containers/storage.conf, that is all of it; else, the last
     line belongs below its [storage.options].
     """
-    with deferred():
-        from btrfs_ublk.containers.podman import PodmanStore
     store = Path(os.path.abspath(store))
-    PodmanStore(store).make()  # podman fails for one that is missing
+    _at(store).make()  # podman fails for one that is missing
     click.echo(_STORAGE_CONF + json.dumps([str(store)]))
 
 
@@ -77,15 +85,9 @@ def add(
     The volume NAME is up, and was made of an image that has an ordinary one beside it:
     of that, manifest and config are fetched. Running a container needs no registry.
     """
-    with deferred():
-        from btrfs_ublk.containers.podman import PodmanStore
     with progress(f"look up the image of {name}"):
-        added = PodmanStore(store).add(name, names=names, base=base)
-    if as_json:
-        click.echo(json.dumps(vars(added)))
-        return
-    for one in added.names:
-        click.echo(visible(one))
+        added = _at(store).add(name, names=names, base=base)
+    print_found(vars(added), map(visible, added.names), as_json=as_json)
 
 
 @command.command()
@@ -97,9 +99,7 @@ def remove(name: str, store: Path) -> None:
     Remove the containers of the volume NAME before: without their image, they cannot
     be started.
     """
-    with deferred():
-        from btrfs_ublk.containers.podman import PodmanStore
-    PodmanStore(store).remove(name)
+    _at(store).remove(name)
 
 
 @command.command("list")
@@ -107,14 +107,10 @@ def remove(name: str, store: Path) -> None:
 @json_option
 def list_command(store: Path, as_json: bool) -> None:
     """List the images of volumes that podman sees."""
-    with deferred():
-        from btrfs_ublk.containers.podman import PodmanStore
-    found = PodmanStore(store).images()
-    if as_json:
-        click.echo(json.dumps([vars(one) for one in found], indent=2))
-        return
+    found = _at(store).images()
     rows = [("VOLUME", "IMAGE", "FILES")]
     for one in found:
         shown = one.tree + ("" if os.path.isdir(one.tree) else " (not up)")
         rows += [(one.volume, visible(name), shown) for name in one.names]
-    print_rows(rows)
+    told = [vars(one) for one in found]
+    print_found(told, [table(rows)], as_json=as_json)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from btrfs_ublk.base.entry import CountType, PathType, SizeType, json_option
+from btrfs_ublk.base.entry import (
+    CountType,
+    PathType,
+    SizeType,
+    json_option,
+    print_found,
+)
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.cli.map_options import device_argument, map_option, no_room_text
 from btrfs_ublk.content import MapClient, Prefetch, Trace, TraceSource
@@ -71,7 +76,7 @@ def command(
     tasks = sum((trace is not None, everything, ranged, status, cancel))
     if tasks != 1:
         raise UsageError(
-            "options exclude each other" if tasks else "what is to be prefetched?",
+            "options exclude each other" if tasks else "nothing to prefetch is named",
             hint="one of --trace, --all and --offset/--length; or --status, --cancel",
         )
     if (status or cancel) and (rate is not None or concurrency is not None or not wait):
@@ -148,18 +153,15 @@ def _follow(client: MapClient, begun: Prefetch) -> Prefetch:
 
 
 def _print(found: Prefetch | None, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(None if found is None else vars(found)))
-    elif found is None:
-        click.echo("no prefetch since the server started")
-    else:
+    lines = ["no prefetch since the server started"]
+    if found is not None:
         why = f" ({found.why})" if found.why else ""
-        click.echo(
+        lines = [
             f"{found.state}{why}: {found.percent:.1f} % of {found.units} units;"
             f" {found.cached_units} were cached, {found.fetched_units} fetched"
             f" ({format_size(found.fetched_bytes)} in {found.seconds:.1f} s),"
             f" {found.failed_units} failed,"
             f" for {found.uncached_units} there was no room"
-        )
-        if found.uncached_units:
-            click.echo(no_room_text(found.holds_bytes))
+        ]
+        lines += [no_room_text(found.holds_bytes)] * bool(found.uncached_units)
+    print_found(None if found is None else vars(found), lines, as_json=as_json)

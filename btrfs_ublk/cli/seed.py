@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -12,7 +11,13 @@ from typing import Any
 
 import click
 
-from btrfs_ublk.base.entry import CountType, PathType, SizeType, json_option
+from btrfs_ublk.base.entry import (
+    CountType,
+    PathType,
+    SizeType,
+    json_option,
+    print_found,
+)
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.new_file import write_new
@@ -141,16 +146,14 @@ def create(
     seed = make_seed_by(strategy, path, force=force, **given)
     if description is not None and map_path is not None:
         _describe(seed, description, map_path, cache)
-    if as_json:
-        click.echo(json.dumps(seed.to_dict()))
-        return
     virtual = seed.virtual_data
-    click.echo(f"{seed.path}: btrfs seed {seed.fsid}")
-    click.echo(f"  virtual data  {format_size(virtual.size)} in {virtual.filename}")
-    click.echo(
-        f"  chunks        {seed.chunks} of up to {format_size(seed.chunk_bytes)}"
-    )
-    click.echo(f"  metadata      {format_size(seed.metadata_bytes)}")
+    lines = [
+        f"{seed.path}: btrfs seed {seed.fsid}",
+        f"  virtual data  {format_size(virtual.size)} in {virtual.filename}",
+        f"  chunks        {seed.chunks} of up to {format_size(seed.chunk_bytes)}",
+        f"  metadata      {format_size(seed.metadata_bytes)}",
+    ]
+    print_found(seed.to_dict(), lines, as_json=as_json)
 
 
 def _describe(seed: Seed, path: Path, map_path: Path, cache: Path | None) -> None:
@@ -178,11 +181,7 @@ def inspect(path: Path, as_json: bool) -> None:
     is an image or a device. --json has exact numbers.
     """
     layout = inspect_seed(path)
-    if as_json:
-        click.echo(json.dumps(layout))
-        return
-    for line in _described(layout):
-        click.echo(line)
+    print_found(layout, _described(layout), as_json=as_json)
 
 
 def _described(found: dict[str, Any]) -> Iterator[str]:
@@ -222,13 +221,9 @@ def check(path: Path, as_json: bool) -> int:
         layout, progs = inspect_seed(path), check_with_progs(path)
     clean = layout["seeding"] and progs.clean is True
     reason = progs.reason if layout["seeding"] else "SEEDING is not set: no seed"
-    if as_json:
-        answer = {"path": str(path), "clean": clean, "seeding": layout["seeding"]}
-        answer |= {"strategy": layout["strategy"], "btrfs_check": asdict(progs)}
-        click.echo(json.dumps(answer))
-        return 0 if clean else 1
-    for line in progs.output:
-        click.echo(f"  {line}")
+    answer = {"path": str(path), "clean": clean, "seeding": layout["seeding"]}
+    answer |= {"strategy": layout["strategy"], "btrfs_check": asdict(progs)}
     result = f"clean, strategy {layout['strategy']}" if clean else reason
-    click.echo(f"{path}: {result}")
+    lines = [*(f"  {line}" for line in progs.output), f"{path}: {result}"]
+    print_found(answer, lines, as_json=as_json)
     return 0 if clean else 1

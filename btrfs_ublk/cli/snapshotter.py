@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from btrfs_ublk import image as images
 from btrfs_ublk.base.capabilities import CONTAINER_PACKAGES, require
-from btrfs_ublk.base.entry import PathType, SecondsType, json_option
+from btrfs_ublk.base.entry import PathType, SecondsType, json_option, print_found
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.base.text import visible
 from btrfs_ublk.cli.image.options import with_access
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.units import format_size
 from btrfs_ublk.volume.definition import SETTINGS
+
+if TYPE_CHECKING:
+    from btrfs_ublk.containers.status import Status
 
 _ROOT = "/var/lib/btrfs-ublk/snapshotter"
 _SOCKET = "/run/btrfs-ublk/snapshotter.sock"
@@ -199,38 +202,38 @@ def status_command(socket: Path, wait_s: float, as_json: bool) -> int:
         from btrfs_ublk.containers.status import ask
     found: dict[str, Any] = {"socket": str(socket), "serves": True}
     end_s = time.monotonic() + wait_s
-    try:
-        while True:
-            try:
-                status = ask(socket)
-                break
-            except BtrfsUblkError:
-                if time.monotonic() >= end_s:
-                    raise
-            time.sleep(_POLL_S)
-    except BtrfsUblkError as error:
-        if not as_json:
-            raise
-        found |= {"serves": False, "error": str(error)}
-        click.echo(json.dumps(found, indent=2))
-        return 1
-    if as_json:
-        click.echo(json.dumps(found | asdict(status), indent=2))
-        return 0
-    click.echo(f"{socket}: serves {status.root}, version {status.version}")
+    while True:
+        try:
+            status = ask(socket)
+            break
+        except BtrfsUblkError as error:
+            if time.monotonic() < end_s:
+                time.sleep(_POLL_S)
+                continue
+            if not as_json:
+                raise
+            found |= {"serves": False, "error": str(error)}
+            click.echo(json.dumps(found, indent=2))
+            return 1
+    found |= asdict(status)
+    print_found(found, _status_lines(socket, status), as_json=as_json)
+    return 0
+
+
+def _status_lines(socket: Path, status: Status) -> Iterator[str]:
+    yield f"{socket}: serves {status.root}, version {status.version}"
     kinds = [f"{number} {kind}" for kind, number in status.snapshots.items()]
     used = "not known: there are no simple quotas"
     if status.used_bytes is not None:
         used = format_size(status.used_bytes)
-    click.echo(f"snapshots: {', '.join(kinds)}; space used: {used}")
+    yield f"snapshots: {', '.join(kinds)}; space used: {used}"
     for name, counts in status.layers.items():
         numbers = f"{counts['lazy']} lazy layers, {counts['ordinary']} ordinary"
-        click.echo(f"{visible(name or 'images without a reference')}: {numbers}")
+        yield f"{visible(name or 'images without a reference')}: {numbers}"
     for image in status.images:
-        click.echo(f"sealed: {_sealed(image)}")
+        yield f"sealed: {_sealed(image)}"
     for reason, count in status.fallbacks.items():
-        click.echo(f"layers that did not arrive lazily ({reason}): {count}")
-    return 0
+        yield f"layers that did not arrive lazily ({reason}): {count}"
 
 
 def _sealed(image: Mapping[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import time
 from contextlib import suppress
@@ -11,7 +10,13 @@ from pathlib import Path
 
 import click
 
-from btrfs_ublk.base.entry import CountType, PathType, SecondsType, json_option
+from btrfs_ublk.base.entry import (
+    CountType,
+    PathType,
+    SecondsType,
+    json_option,
+    print_found,
+)
 from btrfs_ublk.cli.map_options import device_argument, map_option
 from btrfs_ublk.content import MapClient, TraceWriter
 from btrfs_ublk.content.trace import Recording
@@ -83,10 +88,8 @@ def record(
         with suppress(BtrfsUblkError):  # it may have ended, or its server
             client.trace_read(number, 0, stop=True)
         raise
-    if as_json:
-        click.echo(json.dumps({"units": units, "lost": lost}))
-    else:
-        click.echo(f"{units} blocks were read")
+    found = {"units": units, "lost": lost}
+    print_found(found, [f"{units} blocks were read"], as_json=as_json)
     if lost:
         click.echo(
             f"warning: {lost} reads came after the server's log was full (--limit)",
