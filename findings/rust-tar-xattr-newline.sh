@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Rust's tar crate loses a program's capabilities where one of their bytes is 0x0a.
 #
-# Versions: tar (crates.io) 0.4.44, unchanged in 0.4.45 and its main branch; archives of
+# Versions: the crate tar 0.4.44, unchanged in 0.4.45 and its main branch; archives of
 # GNU tar 1.34 with --xattrs (Debian 12).
 # Why it surprises: a pax record says its own length, and so GNU tar, libarchive and Go
 # read values that hold a newline. The tar crate splits at newlines first. A value with
