@@ -42,7 +42,7 @@ class Versions:
 
 def find_versions() -> Versions:
     """Find all versions; runs each helper once, which is quick."""
-    progs = _last_word(["btrfs", "--version"])
+    progs = _last_word("btrfs", "--version")
     return Versions(
         btrfs_ublk=btrfs_ublk.__version__,
         helpers={name: _helper_version(name) for name in HELPERS},
@@ -54,16 +54,18 @@ def find_versions() -> Versions:
 
 def _helper_version(name: str) -> str | None:
     try:
-        return _last_word([str(helper_path(name)), "--version"])
+        return _last_word(str(helper_path(name)), "--version")
     except CapabilityError:
         return None
 
 
-def _last_word(argv: list[str]) -> str | None:
-    """Return the last word of a command's first line; None if it cannot be run."""
+def first_line(*argv: str) -> str | None:
+    """Return the first line that a command prints; None if it cannot be run."""
     try:
-        lines = run(argv, timeout_s=_TIMEOUT_S).stdout.splitlines()
+        return run(argv, timeout_s=_TIMEOUT_S).stdout.strip().partition("\n")[0]
     except CommandError:
         return None
-    words = lines[0].split() if lines else []
-    return words[-1] if words else None
+
+
+def _last_word(*argv: str) -> str | None:
+    return (first_line(*argv) or "").rpartition(" ")[2] or None

@@ -20,6 +20,7 @@ from btrfs_ublk.base.process import run
 from btrfs_ublk.device.state import RUN_DIRECTORY, RUN_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.ops.doctor.access import Condition, Unseen
+from btrfs_ublk.ops.versions import first_line
 
 _TIMEOUT_S = 20.0
 #: What containerd calls the snapshotter where nobody has given it another name.
@@ -199,9 +200,6 @@ def needs(dump: str | None = None) -> list[Capability]:
 
 def version() -> str | None:
     """Return containerd's version."""
-    try:
-        said = run(["containerd", "--version"], timeout_s=_TIMEOUT_S).stdout
-    except BtrfsUblkError:
-        return None
-    found = re.search(r"\bv?(\d+\.\d+\.\S+)", said)
+    said = first_line("containerd", "--version")
+    found = re.search(r"\bv?(\d+\.\d+\.\S+)", said or "")
     return f"containerd {found[1]}" if found else None

@@ -41,7 +41,7 @@ from btrfs_ublk.ops.doctor.access import (
     Unseen,
 )
 from btrfs_ublk.ops.doctor.install import command_for
-from btrfs_ublk.ops.versions import Versions, find_versions
+from btrfs_ublk.ops.versions import Versions, find_versions, first_line
 from btrfs_ublk.server import ServerStats
 
 #: "root": only root privileges are missing.
@@ -164,7 +164,7 @@ def _abilities() -> list[Ability]:
             "btrfs-check",
             "btrfs check of seeds, images",
             [BTRFS_PROGS],
-            lambda: _first_line("btrfs", "--version"),
+            lambda: first_line("btrfs", "--version"),
         ),
         _look(
             "fallocate",
@@ -175,7 +175,7 @@ def _abilities() -> list[Ability]:
             "benchmarks",
             "benchmarks",
             [ROOT, Fio("io_uring")],
-            lambda: _first_line("fio", "--version"),
+            lambda: first_line("fio", "--version"),
         ),
         _look("report", "report of benchmarks", REPORT_PACKAGES),
         *([_containerd()] if containerd.is_installed() else ()),
@@ -228,10 +228,3 @@ def _fetch() -> str | None:
     if not lacks:
         return "by a process without privileges"
     return f"by a process that lacks here: {', '.join(lacks)}"
-
-
-def _first_line(*argv: str) -> str | None:
-    try:
-        return run(argv, timeout_s=_TIMEOUT_S).stdout.strip().splitlines()[0]
-    except (CommandError, IndexError):
-        return None

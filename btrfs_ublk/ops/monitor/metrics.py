@@ -89,6 +89,9 @@ _PREFETCH_GAUGES = (
     ("failed_units", "prefetch_failed_units", "Of those, units that failed"),
 )
 #: The background completion's, if there is one.
+_COMPLETE_COUNTERS = (
+    ("failed_units", "complete_failed_units", "Units that it could not fetch"),
+)
 _COMPLETE_GAUGES = (
     ("is_done", "complete_done", "1: all that the map names is in the cache"),
     ("units", "complete_units", "Units that the map names"),
@@ -110,7 +113,21 @@ _CACHE_GAUGES = (
     ("max_bytes", "cache_max_bytes", "The cap on them; 0: none"),
     ("free_bytes", "cache_free_bytes", "Free on the file system of the cache"),
 )
-_COUNTERS = (_FETCHER_COUNTERS, _PROCESS_COUNTERS, _HOST_COUNTERS, _CACHE_COUNTERS)
+#: A device's, and those of a segment kind's operation.
+_DEVICE_GAUGES = (
+    ("is_up", "device_up", "1: its server has answered"),
+    ("is_well", "device_serving", "1: as `btrfs-ublk device list` says"),
+)
+_RECOVERIES = (("recoveries", "device_recoveries", "How often a server was replaced"),)
+_REFUSED = (
+    ("refused", "refused", "Requests that failed before they were any segment's"),
+)
+_ERRORS = (("errors", "errors", "Requests that failed"),)
+_QUEUE_GAUGES = (("in_flight", "queue_in_flight", "Requests that a queue holds"),)
+_COUNTERS = (
+    *(_RECOVERIES, _REFUSED, _ERRORS, _FETCHER_COUNTERS, _PROCESS_COUNTERS),
+    *(_HOST_COUNTERS, _COMPLETE_COUNTERS, _CACHE_COUNTERS),
+)
 
 
 #: A sealed image's that containerd uses.
@@ -215,35 +232,15 @@ def _add_snapshotter(families: _Families) -> None:
 
 
 def _add_sample(families: _Families, sample: Sample) -> None:
-    name = sample.device.name
-    families.gauge(
-        "device_up", "1: its server has answered", sample.stats is not None, device=name
-    )
-    families.gauge(
-        "device_serving",
-        "1: as `btrfs-ublk device list` says",
-        sample.device.is_well,
-        device=name,
-    )
-    families.counter(
-        "device_recoveries",
-        "How often a server was replaced",
-        sample.device.state.recoveries,
-        device=name,
-    )
-    stats = sample.stats
+    name, stats = sample.device.name, sample.stats
+    state = {"is_up": stats is not None, "is_well": sample.device.is_well}
+    families.table(_DEVICE_GAUGES, state, device=name)
+    families.table(_RECOVERIES, sample.device.state, device=name)
     if stats is None:
         return
-    families.counter(
-        "refused",
-        "Requests that failed before they were any segment's",
-        stats.refused,
-        device=name,
-    )
+    families.table(_REFUSED, stats, device=name)
     for kind, counts in stats.kinds.items():
-        families.counter(
-            "errors", "Requests that failed", counts.errors, device=name, kind=kind
-        )
+        families.table(_ERRORS, counts, device=name, kind=kind)
         for operation, (name_of_count, size) in _OPERATIONS.items():
             labels = {"device": name, "kind": kind, "operation": operation}
             families.counter(
@@ -267,13 +264,7 @@ def _add_sample(families: _Families, sample: Sample) -> None:
                 operation=operation,
             )
     for number, queue in enumerate(stats.queues):
-        families.gauge(
-            "queue_in_flight",
-            "Requests that a queue holds",
-            queue.in_flight,
-            device=name,
-            queue=str(number),
-        )
+        families.table(_QUEUE_GAUGES, queue, device=name, queue=str(number))
     for lazy in stats.lazy:
         _add_lazy(families, name, lazy)
 
@@ -316,12 +307,7 @@ def _add_lazy(families: _Families, device: str, lazy: LazyStats) -> None:
             **labels,
             state=lazy.complete.state,
         )
-        families.counter(
-            "complete_failed_units",
-            "Units that the background completion could not fetch",
-            lazy.complete.failed_units,
-            **labels,
-        )
+        families.table(_COMPLETE_COUNTERS, lazy.complete, **labels)
     for one in fetcher.fetches:
         families.histogram(
             "fetch_seconds",
@@ -368,19 +354,3 @@ def device_registry() -> CollectorRegistry:
 def metrics_text() -> str:
     """Return all metrics of all devices in Prometheus' text format."""
     return generate_latest(device_registry()).decode()
-
-
-def metrics_dict() -> list[dict[str, Any]]:
-    """Return all metrics of all devices for JSON."""
-    return [
-        {
-            "name": family.name,
-            "type": family.type,
-            "about": family.documentation,
-            "samples": [
-                {"name": sample.name, "labels": sample.labels, "value": sample.value}
-                for sample in family.samples
-            ],
-        }
-        for family in device_registry().collect()
-    ]
