@@ -52,7 +52,7 @@ def command() -> None:
     """Say where a device's data come from.
 
     A DEVICE is named as by `btrfs-ublk device list`. Its lazy segments have maps, which
-    say which ranges are to be fetched from which sources.
+    say which ranges come from which sources.
 
     Mappings are only ever added: what is mapped reads the same for ever.
     """

@@ -89,7 +89,7 @@ def command() -> None:
 @click.option(
     "--public",
     is_flag=True,
-    help="Ask no origin whether a caller may read: whoever reaches the cache may.",
+    help="Ask no origin whether a caller may read: all who reach the cache may.",
 )
 @click.option(
     "-o", "--output", type=PathType(), help="Where to write it.  [standard output]"

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from importlib.util import find_spec
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,8 +87,10 @@ def _made_by(data: Data) -> tuple[str, str]:
     else:
         asked = data.document["parameters"]
         if data.benchmark != "compare":
-            module = f"python -m btrfs_ublk.bench.{data.benchmark}"
-            program = str(data.document.get("script", module))
+            module = f"btrfs_ublk.bench.{data.benchmark}"
+            known = data.benchmark.isidentifier() and find_spec(module) is not None
+            kept = f"python -m {module}" if known else "a program that is not kept"
+            program = str(data.document.get("script", kept))
     told = []
     for key, value in asked.items():
         values = [x for x in (value if isinstance(value, list) else [value]) if x]

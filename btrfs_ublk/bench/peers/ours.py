@@ -46,7 +46,7 @@ def contents(setting: Setting, source: Source) -> Iterator[tuple[Segment, Conten
 
 
 def prepare(setting: Setting, source: Source, server: BlockServer) -> None:
-    """Prepare a server for reads: map what is to be cached, and fetch it."""
+    """Map and fetch what the cache should have, before reads are measured."""
     if source != "cached":
         return
     size_bytes = setting.size_bytes

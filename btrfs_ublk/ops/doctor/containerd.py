@@ -1,7 +1,7 @@
 """Whether containerd on this machine has what the snapshotter needs of it.
 
-What it is asked is its whole configuration, as it understands its files: `containerd
-config dump`. It need not run for that.
+`containerd config dump` prints its whole configuration, as it understands its files,
+also while it does not run.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The configuration of nginx, 1.22 or later, for one ring of caches: what stands within
-``http { }``, as of a file in /etc/nginx/conf.d."""
+"""The configuration of nginx, 1.22 or later, for one ring of caches: a file for
+/etc/nginx/conf.d, which nginx includes within ``http { }``."""
 
 from __future__ import annotations
 
