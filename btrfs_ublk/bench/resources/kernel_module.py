@@ -2,16 +2,14 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from btrfs_ublk.base.capabilities import ROOT, require
-from btrfs_ublk.base.ledger import Entry, Ledger, process_ledger, remover
 from btrfs_ublk.base.process import run
-from btrfs_ublk.errors import CommandError, LeftoverError, UsageError
+from btrfs_ublk.errors import CommandError
 
-_KIND = "kernel-module"
 _TIMEOUT_S = 30.0
 
 
@@ -48,49 +46,16 @@ class LoadableModule:
 
 
 @contextmanager
-def loaded_module(
-    name: str, parameters: Mapping[str, object], *, ledger: Ledger | None = None
-) -> Iterator[None]:
-    """Load a module, and unload it at the end of the block.
+def loaded_module(name: str, parameters: Mapping[str, object]) -> Iterator[None]:
+    """Load a module that probe() allows, and unload it at the end of the block. The
+    guest of a killed benchmark keeps it, until the guest is gone.
 
-    Raises UsageError when it is loaded already, as its devices may be somebody's, and
-    CommandError, with modprobe(8)'s message.
+    Raises CommandError, with modprobe(8)'s message.
     """
     require(ROOT)
-    ledger = ledger or process_ledger()
-    if _directory(name).exists():
-        raise UsageError(
-            f"the module {name} is loaded already: its devices may be somebody's",
-            hint=f"if nobody needs them: modprobe --remove {name}",
-        )
-    with ledger.holding(_KIND, name=name) as entry:
-        words = [f"{key}={value}" for key, value in parameters.items()]
-        # It inherits the lock: if we are killed now, gc waits for modprobe(8).
-        run(
-            ["modprobe", name, *words],
-            timeout_s=_TIMEOUT_S,
-            keep_open_fds=[ledger.fileno()],
-        )
-        ledger.amend(entry, inode=_directory(name).stat().st_ino)
+    words = [f"{key}={value}" for key, value in parameters.items()]
+    run(["modprobe", name, *words], timeout_s=_TIMEOUT_S)
+    try:
         yield
-
-
-def _directory(name: str) -> Path:
-    return Path("/sys/module") / name
-
-
-@remover(_KIND)
-def _unload(entry: Entry) -> bool:
-    name, inode = entry.details["name"], entry.details.get("inode")
-    with suppress(FileNotFoundError):
-        # sysfs never reuses the inode number for a later directory.
-        found = os.stat(_directory(name)).st_ino
-        if inode is None:
-            raise LeftoverError(
-                f"the module {name} is loaded; perhaps by somebody else",
-                hint=f"modprobe --remove {name}",
-            )
-        if found == inode:
-            run(["modprobe", "--remove", name], timeout_s=_TIMEOUT_S)
-            return True
-    return False
+    finally:
+        run(["modprobe", "--remove", name], timeout_s=_TIMEOUT_S)
