@@ -19,7 +19,7 @@ from btrfs_ublk.base.entry import (
 )
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.urls import shown_value
-from btrfs_ublk.cli.map_options import device_argument, map_option, stats_lines
+from btrfs_ublk.cli.map_options import device_argument, stats_lines, which_map
 from btrfs_ublk.cli.mirror_options import mirror_options, mirrors_of, parse_json
 from btrfs_ublk.content import (
     Addition,
@@ -100,8 +100,7 @@ def command() -> None:
 @click.option(
     "--index", type=PathType(), help="A file of `map index`, which the server reads."
 )
-@map_option
-@json_option
+@which_map
 @click.pass_context
 def add(
     ctx: click.Context, /, device: str, path: str | None, as_json: bool, **options: Any
@@ -168,8 +167,7 @@ def _addition(options: dict[str, Any]) -> Addition:
 @device_argument
 @_start
 @_end
-@map_option
-@json_option
+@which_map
 def list_command(
     device: str, start: int, end: int | None, path: str | None, as_json: bool
 ) -> None:
@@ -214,8 +212,7 @@ def _print_row(words: tuple[str, ...]) -> None:
     type=CountType(0),
     help="The source of that number, instead of an OFFSET.",
 )
-@map_option
-@json_option
+@which_map
 def show(
     device: str, offset: int | None, number: int | None, path: str | None, as_json: bool
 ) -> None:
@@ -240,8 +237,7 @@ def show(
 @click.option(
     "--ask", is_flag=True, help="Also ask all mirrors whether they have what is mapped."
 )
-@map_option
-@json_option
+@which_map
 def verify(device: str, ask: bool, path: str | None, as_json: bool) -> int:
     """Check that the map is whole.
 
@@ -260,8 +256,7 @@ def verify(device: str, ask: bool, path: str | None, as_json: bool) -> int:
 
 @command.command()
 @device_argument
-@map_option
-@json_option
+@which_map
 def stats(device: str, path: str | None, as_json: bool) -> None:
     """Print how much is mapped, and was fetched."""
     found = device_map(device, path=path).stats()

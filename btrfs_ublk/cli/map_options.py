@@ -7,15 +7,19 @@ from typing import Any
 
 import click
 
-from btrfs_ublk.base.entry import completing
+from btrfs_ublk.base.entry import completing, json_option, stacked
 from btrfs_ublk.device.state import device_directories
 from btrfs_ublk.units import exact_size, format_size
 
 device_argument = click.argument(
     "device", shell_complete=completing(lambda: (x.name for x in device_directories()))
 )
-map_option = click.option(
-    "--map", "path", metavar="FILE", help="Which map, where the device has several."
+#: --map and --json.
+which_map = stacked(
+    click.option(
+        "--map", "path", metavar="FILE", help="Which map, where the device has several."
+    ),
+    json_option,
 )
 
 _INDENT = "  "

@@ -10,11 +10,10 @@ from btrfs_ublk.base.entry import (
     CountType,
     PathType,
     SizeType,
-    json_option,
     print_found,
 )
 from btrfs_ublk.base.progress import progress
-from btrfs_ublk.cli.map_options import device_argument, map_option, no_room_text
+from btrfs_ublk.cli.map_options import device_argument, no_room_text, which_map
 from btrfs_ublk.content import MapClient, Prefetch, Trace, TraceSource
 from btrfs_ublk.device import device_map
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
@@ -48,8 +47,7 @@ from btrfs_ublk.units import format_size
 )
 @click.option("--status", is_flag=True, help="Instead, say how far the last one is.")
 @click.option("--cancel", is_flag=True, help="Instead, end the one that runs.")
-@map_option
-@json_option
+@which_map
 def command(
     device: str,
     trace: Path | None,

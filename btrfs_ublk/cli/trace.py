@@ -14,10 +14,9 @@ from btrfs_ublk.base.entry import (
     CountType,
     PathType,
     SecondsType,
-    json_option,
     print_found,
 )
-from btrfs_ublk.cli.map_options import device_argument, map_option
+from btrfs_ublk.cli.map_options import device_argument, which_map
 from btrfs_ublk.content import MapClient, TraceWriter
 from btrfs_ublk.content.trace import Recording
 from btrfs_ublk.device import device_map
@@ -62,8 +61,7 @@ def command() -> None:
     metavar="BLOCKS",
     help="Most blocks of 4 KiB that the server notes; 40 bytes each.  [524288]",
 )
-@map_option
-@json_option
+@which_map
 def record(
     device: str,
     output: Path,
