@@ -277,7 +277,8 @@ static int step(struct segment *segment, struct lazy_request *request)
 	trace_note(&lazy->space->trace, mapping->source, offset, length);
 	cached = is_cached(request, mapping->source, offset, length);
 	if (!cached || ends_unit(mapping->source, offset, length))
-		read_ahead(&lazy->read_ahead, lazy->space->fetcher, mapping, offset, length);
+		read_ahead(&lazy->read_ahead, lazy->space->fetcher, mapping, offset, length,
+			   cached);
 	if (!cached)
 		return fetch(segment, request, mapping->source, offset, length);
 	request->source = mapping->source;

@@ -67,15 +67,30 @@ static bool is_in_order(const struct read_ahead_stream *stream)
 	return stream->read * DENSE_SHARE >= stream->next - stream->start;
 }
 
+/*
+ * How much a reader has read, as far as this read says. Of what is cached, only the reads that come
+ * to the next unit are told of: who comes there from nearby has read the unit before it.
+ */
+static uint64_t amount(const struct read_ahead_stream *stream, uint64_t offset, uint32_t length,
+		       bool cached)
+{
+	uint64_t unit_bytes = stream->source->unit_bytes, end = offset + length, passed;
+
+	if (!cached || !stream->next || end <= stream->next)
+		return length;
+	passed = end - stream->next < unit_bytes ? end - stream->next : unit_bytes;
+	return passed > length ? passed : length;
+}
+
 static void note(struct read_ahead *state, struct fetcher *fetcher, const struct mapping *mapping,
-		 uint64_t offset, uint32_t length)
+		 uint64_t offset, uint32_t length, bool cached)
 {
 	struct read_ahead_stream *stream = find_stream(state, mapping->source, offset);
 	bool first = !stream->next;
 	bool advances = offset + length > stream->next;
 
 	stream->used = ++state->clock;
-	stream->read += length;
+	stream->read += amount(stream, offset, length, cached);
 	if (advances)
 		stream->next = offset + length;
 	if (offset < stream->start)
@@ -94,10 +109,10 @@ static void note(struct read_ahead *state, struct fetcher *fetcher, const struct
 }
 
 void read_ahead(struct read_ahead *state, struct fetcher *fetcher, const struct mapping *mapping,
-		uint64_t offset, uint32_t length)
+		uint64_t offset, uint32_t length, bool cached)
 {
 	if (__atomic_exchange_n(&state->taken, true, __ATOMIC_ACQUIRE))
 		return;
-	note(state, fetcher, mapping, offset, length);
+	note(state, fetcher, mapping, offset, length, cached);
 	__atomic_store_n(&state->taken, false, __ATOMIC_RELEASE);
 }

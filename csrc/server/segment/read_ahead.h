@@ -16,7 +16,7 @@ struct read_ahead_stream {
 	const struct source *source; /* NULL: unused */
 	uint64_t start,
 		next;  /* bytes, in the source: the start of the first read, and the furthest end */
-	uint64_t read; /* bytes, sum of all its reads */
+	uint64_t read; /* bytes, about the sum of all its reads */
 	uint64_t ahead;	 /* the end of what was requested in advance */
 	uint64_t window; /* bytes */
 	uint64_t used;	 /* when it was last used; the oldest one is replaced */
@@ -30,8 +30,8 @@ struct read_ahead {
 };
 
 /*
- * To be called when [offset, offset + length) of the mapping's source is being read. Any thread may
- * call this. It never waits: nothing happens when another thread is using `state`.
+ * To be called when [offset, offset + length) of the mapping's source is being read; where that is
+ * `cached`, only when it ends the unit in which it begins. Any thread may call this. It never waits: nothing happens when another thread is using `state`.
  */
 void read_ahead(struct read_ahead *state, struct fetcher *fetcher, const struct mapping *mapping,
-		uint64_t offset, uint32_t length);
+		uint64_t offset, uint32_t length, bool cached);

@@ -28,7 +28,7 @@ from support.web_servers import (
     scripted_server,
 )
 
-UNIT = 4096
+BLOCK = UNIT = 4096
 UNITS = 64
 SIZE = UNITS * UNIT
 DATA = random.Random(12).randbytes(SIZE)
@@ -250,6 +250,34 @@ def read_in_order(shell: EngineShell) -> None:
     for unit in range(UNITS):
         wanted = DATA[unit * UNIT :][:UNIT]
         assert shell.request(f"read {unit * UNIT} {UNIT}") == wanted
+
+
+def test_reading_ahead_goes_on_over_what_is_cached(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """A reader in order is known by the reads that end a unit, where the cache has what
+    was read ahead, however small they are: it never waits for a request of its own."""
+    unit, size = 64 << 10, 8 * MIB
+    data = random.Random(9).randbytes(size)
+    with scripted_server(lambda request: ranged(request, data)) as server:
+        virtual = VirtualData(sanitized_build, tmp_path, size)
+        virtual.add(source(server, size=size, unit=unit), data, 0)
+        paths = {"map": str(virtual.map), "cache": str(tmp_path / "cache")}
+        segment = {"kind": "lazy", "length": size} | paths
+        with EngineShell(sanitized_build, describe(segment)) as shell:
+
+            def is_at_rest() -> bool:
+                now = shell.stats()["lazy"][0]["fetcher"]
+                keys = ("units_queued", "units_in_flight", "unstored_bytes")
+                return not any(now[key] for key in keys)
+
+            for at in range(0, size, BLOCK):
+                wanted = data[at : at + BLOCK]
+                assert shell.request(f"read {at} {BLOCK}") == wanted
+                if not (at + BLOCK) % unit:
+                    wait_until(is_at_rest)
+        firsts = [range_of(request)[0] for request in server.requests]
+    assert len(firsts) <= 12, firsts
 
 
 @pytest.mark.usefixtures("carrier")
