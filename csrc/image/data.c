@@ -288,6 +288,7 @@ static int open_piece(struct data *data, struct error *error)
 	if (ret)
 		return ret;
 	data->piece->inode = data->inode;
+	data->piece->comes_first = data->inode == NO_INODE;
 	data->piece->file_offset = data->position;
 	data->piece->bytes = 0;
 	data->piece->origin_count = 0;

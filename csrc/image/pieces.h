@@ -28,6 +28,7 @@ struct piece {
 	uint32_t bytes; /* whole sectors */
 	uint32_t inode;
 	uint64_t file_offset;
+	bool comes_first;
 	struct piece_origin *origins; /* only where somebody asks for them */
 	unsigned origin_count;
 	size_t origin_room;
