@@ -3,6 +3,7 @@ execve(2), ld.so(8) and interpreters."""
 
 from __future__ import annotations
 
+import lzma
 import shlex
 import tarfile
 import tempfile
@@ -58,7 +59,10 @@ def command_ranges(
     start = _Start.of(config)
     if not start.words:
         return []
-    unreadable = (tarfile.TarError, EOFError, zlib.error, zstandard.ZstdError)
+    unreadable = (
+        *(tarfile.TarError, EOFError, ValueError, LookupError, ArithmeticError),
+        *(zlib.error, lzma.LZMAError, zstandard.ZstdError),
+    )
     with tempfile.TemporaryFile(dir=work) as texts:
         tree = Tree(texts=texts)
         with suppress(*unreadable):

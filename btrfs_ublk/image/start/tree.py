@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import tarfile
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -14,7 +14,7 @@ from typing import IO
 import zstandard
 
 from btrfs_ublk.image.start.elf import MAGIC, Elf, read_elf
-from btrfs_ublk.units import KIB, MIB
+from btrfs_ublk.units import GIB, KIB, MIB
 
 _OPAQUE, _WHITEOUT = ".wh..wh..opq", ".wh."
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -23,10 +23,12 @@ _READ_BYTES = MIB
 _MAX_ELF_BYTES = 256 * MIB
 #: Of what is kept to be looked at, each and together.
 _MAX_TEXT_BYTES, _MAX_TEXTS_BYTES = 512 * KIB, 256 * MIB
+#: Of a layer, unpacked: mkimage refuses more.
+_MAX_LAYER_BYTES = 64 * GIB
 _MAX_LINKS = 40  # MAXSYMLINKS in include/linux/namei.h
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
     """A file, or a symbolic link with a ``target``, by the ``path`` that its content
     has in the layer; ``place`` is where its text is kept."""
@@ -61,13 +63,15 @@ class Tree:
             else:
                 file.seek(0)
             with tarfile.open(fileobj=stream, mode="r|*", bufsize=_READ_BYTES) as tar:
-                below = frozenset(self.entries)
+                below = dict(self.entries)
                 for member in tar:
+                    if member.offset_data + member.size > _MAX_LAYER_BYTES:
+                        raise tarfile.ReadError("it is too large")
                     self._add(tar, member, below)
                     tar.members = []  # type: ignore[attr-defined] # it keeps all
 
     def _add(
-        self, tar: tarfile.TarFile, member: tarfile.TarInfo, below: frozenset[str]
+        self, tar: tarfile.TarFile, member: tarfile.TarInfo, below: Mapping[str, Entry]
     ) -> None:
         path = normal(member.name)
         directory, _, name = path.rpartition("/")
@@ -75,7 +79,6 @@ class Tree:
             self._remove(directory, below)
         elif name.startswith(_WHITEOUT):
             gone = f"{directory}/{name.removeprefix(_WHITEOUT)}".lstrip("/")
-            self.entries.pop(gone, None)
             self._remove(gone, below)
         elif member.issym():
             self._put(path, Entry(path=path, target=member.linkname))
@@ -110,12 +113,15 @@ class Tree:
                 break
             self.names[path].add(name)
 
-    def _remove(self, directory: str, below: Iterable[str]) -> None:
-        """Remove what lower layers have in a directory."""
-        start = f"{directory}/" if directory else ""
-        for path in below:
-            if path.startswith(start):
-                self.entries.pop(path, None)
+    def _remove(self, top: str, below: Mapping[str, Entry]) -> None:
+        """Remove what lower layers have by a name, or in a directory of it."""
+        waiting = [top]
+        while waiting:
+            path = waiting.pop()
+            if path in below and self.entries.get(path) is below[path]:
+                del self.entries[path]
+            names = self.names.get(path, ())
+            waiting += [f"{path}/{name}".lstrip("/") for name in names]
 
     def find(self, path: str, directory: str = "") -> Entry | None:
         """Return the file that a path leads to, by links as well."""

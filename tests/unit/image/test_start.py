@@ -69,15 +69,18 @@ def test_scripts_come_with_what_runs_them(
 
 def test_a_later_layer_decides(tmp_path: Path) -> None:
     lower, upper = LayerTar(tmp_path / "lower.tar"), LayerTar(tmp_path / "upper.tar")
-    for name in ("gone", "kept", "opaque/below", "replaced"):
+    for name in ("gone", "kept", "opaque/below", "opaque/again", "replaced"):
         lower.file(name, b"#!/missing\n" + name.encode())
     upper.file(".wh.gone")
     upper.file("opaque/above", b"#!/missing\n")
+    upper.file("opaque/again", b"#!/missing\n")
     upper.file("opaque/.wh..wh..opq")
     upper.link("replaced", "kept")
     layers = lower.close(), upper.close()
-    words = ["/gone", "/opaque/below", "/opaque/above", "/replaced"]
-    assert paths(ranges(tmp_path, *layers, Cmd=words)) == ["opaque/above", "kept"]
+    words = ["/gone", "/opaque/below", "/opaque/above", "/opaque/again", "/replaced"]
+    assert paths(ranges(tmp_path, *layers, Cmd=words)) == [
+        *("opaque/above", "opaque/again", "kept")
+    ]
 
 
 def test_of_large_programs_only_parts_come_first(
