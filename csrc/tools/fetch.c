@@ -29,7 +29,6 @@
 #include "fetch/inquiry.h"
 #include "fetch/mirror/object.h"
 #include "fetch/mirror/remote.h"
-#include "fetch/mirror/trust.h"
 #include "fetch/process/channel.h"
 #include "fetch/process/login_text.h"
 #include "fetch/run.h"
@@ -507,8 +506,8 @@ static int ask_server(struct remote *remote, struct login *login, struct error *
 	while (!request.done)
 		pthread_cond_wait(&answered, &lock);
 	pthread_mutex_unlock(&lock);
-	if (!request.err && !login->ca.text)
-		login->trusted = trust_get();
+	if (!request.err)
+		login_trust(remote, login);
 	return request.err;
 }
 

@@ -539,11 +539,6 @@ bool exchange_can_send(struct remote *remote, const struct fetcher *fetcher, con
 	return can;
 }
 
-static void begin(struct exchange *exchange)
-{
-	begin_with(exchange, &carrier_http1);
-}
-
 /* Start again at the first URL: the login is for its host. */
 static void forget_login(struct exchange *exchange)
 {
@@ -560,6 +555,40 @@ static void forget_login(struct exchange *exchange)
 	exchange->direct = false;
 }
 
+/*
+ * NB: this knows nothing of a proxy by TLS that the environment names, nor of a token server by TLS of
+ * a registry without it. For these, libcurl reads the certificates itself.
+ */
+static bool uses_tls(const struct exchange *exchange)
+{
+	const char *url = current_url(exchange), *proxy = exchange->remote->proxy;
+
+	/* NB: a URL that is a secret comes with the login. */
+	return !url || url_is_https(url) || (exchange->via && url_is_https(exchange->via)) ||
+	       (proxy && url_is_https(proxy));
+}
+
+static void wait_for_login(struct exchange *exchange)
+{
+	if (uses_tls(exchange))
+		login_want_trust(exchange->remote);
+	login_wait(exchange);
+}
+
+static void begin(struct exchange *exchange)
+{
+	const struct login *login = exchange->login;
+
+	if (exchange->own_login || login->trust_known || login->ca.text || !uses_tls(exchange)) {
+		begin_with(exchange, &carrier_http1);
+		return;
+	}
+	/* Nothing of it was used by TLS so far: it was redirected there. */
+	login_drop(exchange->remote, exchange->login);
+	give_login_back(exchange);
+	wait_for_login(exchange);
+}
+
 static void find_login(struct exchange *exchange)
 {
 	bool due = false;
@@ -571,7 +600,7 @@ static void find_login(struct exchange *exchange)
 	if (exchange->login)
 		begin(exchange);
 	else
-		login_wait(exchange);
+		wait_for_login(exchange);
 }
 
 static void on_over(struct carriage *carriage, CURLcode code)

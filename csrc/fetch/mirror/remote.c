@@ -270,6 +270,22 @@ void login_publish(struct remote *remote, struct login *login)
 	free_login(last);
 }
 
+void login_want_trust(struct remote *remote)
+{
+	pthread_mutex_lock(&remote->lock);
+	remote->wants_trust = true;
+	pthread_mutex_unlock(&remote->lock);
+}
+
+void login_trust(struct remote *remote, struct login *login)
+{
+	pthread_mutex_lock(&remote->lock);
+	login->trust_known = remote->wants_trust;
+	pthread_mutex_unlock(&remote->lock);
+	if (login->trust_known && !login->ca.text)
+		login->trusted = trust_get();
+}
+
 static int read_files(struct remote *remote, struct login *login, struct error *error)
 {
 	int err = 0;
@@ -284,7 +300,7 @@ static int read_files(struct remote *remote, struct login *login, struct error *
 	if (remote->ca_file)
 		err = secret_read(remote->ca_file, false, &login->ca, error);
 	else
-		login->trusted = trust_get();
+		login_trust(remote, login);
 	/* Without a key file, the certificate's file has the key. */
 	if (!err && remote->client_cert)
 		err = secret_read(remote->client_cert, !remote->client_key, &login->certificate,

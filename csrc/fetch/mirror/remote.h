@@ -30,8 +30,9 @@ enum { REMOTE_TEXT_BYTES = 512 /* fits the scheme, host, port and path of a URL,
 struct login {
 	uint64_t number;		    /* no other login of this process has the same */
 	struct secret ca, certificate, key; /* PEM */
-	struct x509_store_st
-		*trusted;	    /* the system's certificates if there is no `ca`; see trust.h */
+	/* The system's certificates (trust.h), where TLS needs them; whether they were looked for. */
+	struct x509_store_st *trusted;
+	bool trust_known;
 	struct curl_slist *headers; /* for the mirror's own host only */
 	char *user, *password;
 	char *url;	/* of the object, if the URL is a secret; NULL: the exchange has it */
@@ -103,6 +104,7 @@ struct remote {
 	/* Of a token that the host shares: what it is for, whether one is wanted; under the lock. */
 	char token_key[TOKEN_KEY_BYTES];
 	bool wants_token;
+	bool wants_trust;	/* see login_want_trust(); under the lock */
 	uint64_t token_refused; /* the number of the one that is no good; 0: none is */
 };
 
@@ -194,6 +196,13 @@ const char *login_token(const struct login *login);
  * a negative errno with the error filled in.
  */
 int login_read(struct remote *remote, struct login **login, struct error *error);
+/*
+ * Logins that are read from now on have the system's certificates. Reading these takes 10 to 20 ms
+ * of CPU time, so nobody does who asks without TLS.
+ */
+void login_want_trust(struct remote *remote);
+/* Gives them to a login that has none of its own, if they are wanted. To be called on a worker. */
+void login_trust(struct remote *remote, struct login *login);
 /* Makes a complete login the current one. */
 void login_publish(struct remote *remote, struct login *login);
 /* Adds a header, printf()-like. Returns 0 or -ENOMEM. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The system's certificates, to verify TLS servers. libcurl would read their file on the fetcher's
- * thread, which may have to answer that very read. So a worker reads it, for all mirrors.
+ * thread, which may have to answer that very read. So a worker reads it, for all mirrors, once one of
+ * them is asked by TLS.
  */
 #pragma once
 

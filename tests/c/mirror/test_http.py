@@ -167,6 +167,12 @@ def test_follows_redirects_but_not_out_of_tls(shell: Shell, web: WebServer) -> N
         assert mirror.fetch(UNIT, UNIT).data == DATA[UNIT : 2 * UNIT]
     with shell(web.url("to-tls/object"), ca_file=str(web.ca)) as mirror:
         assert mirror.fetch(UNIT, UNIT).data == DATA[UNIT : 2 * UNIT]
+    # The system's certificates are read when the redirect has come.
+    with shell(web.url("to-tls/object")) as mirror:
+        for _ in range(2):
+            answer = mirror.fetch(UNIT, UNIT)
+            assert (answer.failure, answer.data) == ("denied", None)
+            assert "certificate" in answer.text
     with shell(web.tls_url("to-plain/object"), ca_file=str(web.ca)) as mirror:
         answer = mirror.fetch(0, UNIT)
         assert answer.failure == "wrong"
