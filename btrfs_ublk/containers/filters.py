@@ -18,13 +18,15 @@ from btrfs_ublk.errors import UsageError
 Lookup = Callable[[Sequence[str]], str | None]
 Filter = Callable[[Lookup], bool]
 
-_NAME = re.compile(r"[A-Za-z0-9_]+")
-_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"')
-#: Regular expressions may also stand between these, to need no quotes.
-_DELIMITED = re.compile(r"\|[^|]*\||/[^/]*/")
+_QUOTED = r'"(?:[^"\\\n]|\\.)*"'
+_FIELD = re.compile(rf"[A-Za-z0-9_]+|{_QUOTED}")
 _OPERATOR = re.compile(r"==|!=|~=")
-#: What ends a value without quotes.
-_BARE = re.compile(r'[^,"\s]+')
+#: Regular expressions may also be between | or /, to need no quotes.
+_VALUES = {
+    "~=": re.compile(rf"{_QUOTED}|\|[^|]*\||/[^/]*/|[^,\"\s]+"),
+    "==": (_value := re.compile(rf"{_QUOTED}|[^,\"\s]+")),
+    "!=": _value,
+}
 
 
 @dataclass(frozen=True)
@@ -78,43 +80,31 @@ def _parse(text: str) -> list[_Selector]:
             hint="for example kind==active,labels.name==value",
         )
 
-    def take(pattern: re.Pattern[str]) -> str | None:
+    def take(pattern: re.Pattern[str], what: str) -> str:
         nonlocal at
         found = pattern.match(text, at)
         if found is None:
-            return None
+            raise refuse(what)
         at = found.end()
-        return found[0]
-
-    def unquote(quoted: str) -> str:
+        if not found[0].startswith('"'):
+            return found[0]
         try:
-            return str(json.loads(quoted))
+            return str(json.loads(found[0]))
         except ValueError as error:
             raise refuse("a text that can be unquoted") from error
 
-    def field() -> str:
-        if (name := take(_NAME)) is not None:
-            return name
-        if (quoted := take(_QUOTED)) is not None:
-            return unquote(quoted)
-        raise refuse("the name of a field")
-
     while True:
-        path = [field()]
+        path = [take(_FIELD, "the name of a field")]
         while text.startswith(".", at):
             at += 1
-            path.append(field())
-        operator = take(_OPERATOR) or ""
-        value = ""
-        if operator:
-            if (quoted := take(_QUOTED)) is not None:
-                value = unquote(quoted)
-            elif operator == "~=" and (delimited := take(_DELIMITED)) is not None:
-                value = delimited[1:-1]
-            elif (bare := take(_BARE)) is not None:
-                value = bare
-            else:
-                raise refuse("a value")
+            path.append(take(_FIELD, "the name of a field"))
+        operator, value = "", ""
+        if _OPERATOR.match(text, at):
+            operator = take(_OPERATOR, "an operator")
+            is_delimited = text.startswith(("|", "/"), at) and operator == "~="
+            value = take(_VALUES[operator], "a value")
+            if is_delimited and len(value) > 1 and value[0] == value[-1]:
+                value = value[1:-1]
             if operator == "~=":
                 try:
                     re.compile(value)

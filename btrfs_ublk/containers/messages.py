@@ -28,94 +28,49 @@ KIND_NAMES = {VIEW: "view", ACTIVE: "active", COMMITTED: "committed"}
 
 _MOUNT = ".containerd.types.Mount"
 _TIME = ".google.protobuf.Timestamp"
-_LABELS = "map"
-_NONE = ("", "")
+_MASK = ".google.protobuf.FieldMask"
 
-#: Name of a message: its fields in the order of their numbers; "" has none. A type is
-#: "string", "bytes", "int64", "kind", "map" (of texts), or a message's full name; "*"
-#: means many.
-_MESSAGES: dict[str, list[tuple[str, str]]] = {
-    "PrepareSnapshotRequest": [
-        ("snapshotter", "string"),
-        ("key", "string"),
-        ("parent", "string"),
-        ("labels", _LABELS),
-    ],
-    "PrepareSnapshotResponse": [("mounts", f"*{_MOUNT}")],
-    "ViewSnapshotRequest": [
-        ("snapshotter", "string"),
-        ("key", "string"),
-        ("parent", "string"),
-        ("labels", _LABELS),
-    ],
-    "ViewSnapshotResponse": [("mounts", f"*{_MOUNT}")],
-    "MountsRequest": [("snapshotter", "string"), ("key", "string")],
-    "MountsResponse": [("mounts", f"*{_MOUNT}")],
-    "RemoveSnapshotRequest": [("snapshotter", "string"), ("key", "string")],
-    "CommitSnapshotRequest": [
-        ("snapshotter", "string"),
-        ("name", "string"),
-        ("key", "string"),
-        ("labels", _LABELS),
-        ("parent", "string"),  # since containerd 2.1
-    ],
-    "StatSnapshotRequest": [("snapshotter", "string"), ("key", "string")],
-    "Info": [
-        ("name", "string"),
-        ("parent", "string"),
-        ("kind", "kind"),
-        ("created_at", _TIME),
-        ("updated_at", _TIME),
-        ("labels", _LABELS),
-    ],
-    "StatSnapshotResponse": [("info", f".{PACKAGE}.Info")],
-    "UpdateSnapshotRequest": [
-        ("snapshotter", "string"),
-        ("info", f".{PACKAGE}.Info"),
-        ("update_mask", ".google.protobuf.FieldMask"),
-    ],
-    "UpdateSnapshotResponse": [("info", f".{PACKAGE}.Info")],
-    "ListSnapshotsRequest": [("snapshotter", "string"), ("filters", "*string")],
-    "ListSnapshotsResponse": [("info", f"*.{PACKAGE}.Info")],
-    "UsageRequest": [("snapshotter", "string"), ("key", "string")],
-    "UsageResponse": [("size", "int64"), ("inodes", "int64")],
-    "CleanupRequest": [("snapshotter", "string")],
+#: Name of a message: its fields in the order of their numbers; "-" has none. A type is
+#: "string" if none is written, "bytes", "int64", "kind", "map" (of texts), or a
+#: message's full name; "*" means many.
+_MESSAGES = {
+    "PrepareSnapshotRequest": "snapshotter key parent labels:map",
+    "PrepareSnapshotResponse": f"mounts:*{_MOUNT}",
+    "ViewSnapshotRequest": "snapshotter key parent labels:map",
+    "ViewSnapshotResponse": f"mounts:*{_MOUNT}",
+    "MountsRequest": "snapshotter key",
+    "MountsResponse": f"mounts:*{_MOUNT}",
+    "RemoveSnapshotRequest": "snapshotter key",
+    # It has a parent since containerd 2.1.
+    "CommitSnapshotRequest": "snapshotter name key labels:map parent",
+    "StatSnapshotRequest": "snapshotter key",
+    "Info": (f"name parent kind:kind created_at:{_TIME} updated_at:{_TIME} labels:map"),
+    "StatSnapshotResponse": f"info:.{PACKAGE}.Info",
+    "UpdateSnapshotRequest": f"snapshotter info:.{PACKAGE}.Info update_mask:{_MASK}",
+    "UpdateSnapshotResponse": f"info:.{PACKAGE}.Info",
+    "ListSnapshotsRequest": "snapshotter filters:*string",
+    "ListSnapshotsResponse": f"info:*.{PACKAGE}.Info",
+    "UsageRequest": "snapshotter key",
+    "UsageResponse": "size:int64 inodes:int64",
+    "CleanupRequest": "snapshotter",
     # api/services/diff/v1/diff.proto, api/types/descriptor.proto
-    "DiffRequest": [
-        ("left", f"*{_MOUNT}"),
-        ("right", f"*{_MOUNT}"),
-        ("media_type", "string"),
-        ("ref", "string"),
-        ("labels", _LABELS),
-        ("source_date_epoch", _TIME),
-    ],
-    "DiffResponse": [_NONE, _NONE, ("diff", f".{PACKAGE}.Descriptor")],
-    "Descriptor": [("media_type", "string"), ("digest", "string"), ("size", "int64")],
-    # api/services/content/v1/content.proto
-    "WriteContentRequest": [
-        ("action", "int64"),  # an enum, which is the same on the wire
-        ("ref", "string"),
-        ("total", "int64"),
-        _NONE,
-        ("offset", "int64"),
-        ("data", "bytes"),
-        ("labels", _LABELS),
-    ],
-    "ContentInfo": [("digest", "string"), _NONE, _NONE, _NONE, ("labels", _LABELS)],
-    "UpdateContentRequest": [
-        ("info", f".{PACKAGE}.ContentInfo"),
-        ("update_mask", ".google.protobuf.FieldMask"),
-    ],
+    "DiffRequest": (
+        f"left:*{_MOUNT} right:*{_MOUNT} media_type ref labels:map "
+        f"source_date_epoch:{_TIME}"
+    ),
+    "DiffResponse": f"- - diff:.{PACKAGE}.Descriptor",
+    "Descriptor": "media_type digest size:int64",
+    # api/services/content/v1/content.proto; an enum is an int64 on the wire
+    "WriteContentRequest": (
+        "action:int64 ref total:int64 - offset:int64 data:bytes labels:map"
+    ),
+    "ContentInfo": "digest - - - labels:map",
+    "UpdateContentRequest": f"info:.{PACKAGE}.ContentInfo update_mask:{_MASK}",
     # api/services/leases/v1/leases.proto
-    "CreateRequest": [("id", "string"), _NONE, ("labels", _LABELS)],
+    "CreateRequest": "id - labels:map",
 }
 #: api/types/mount.proto
-_MOUNT_FIELDS = [
-    ("type", "string"),
-    ("source", "string"),
-    ("target", "string"),
-    ("options", "*string"),
-]
+_MOUNT_FIELDS = "type source target options:*string"
 
 #: Name of a call: its request, and its response.
 CALLS = {
@@ -132,46 +87,41 @@ CALLS = {
 }
 
 _Field = descriptor_pb2.FieldDescriptorProto
+_TYPES = {
+    "": _Field.TYPE_STRING,
+    "string": _Field.TYPE_STRING,
+    "bytes": _Field.TYPE_BYTES,
+    "int64": _Field.TYPE_INT64,
+}
 
 
 def _describe(
-    message: descriptor_pb2.DescriptorProto,
-    name: str,
-    fields: list[tuple[str, str]],
-    full_name: str,
+    message: descriptor_pb2.DescriptorProto, name: str, fields: str, full_name: str
 ) -> None:
     message.name = name
-    for number, (field_name, kind) in enumerate(fields, start=1):
-        if (field_name, kind) == _NONE:
+    for number, (field_name, _, kind) in enumerate(
+        (each.partition(":") for each in fields.split()), start=1
+    ):
+        if field_name == "-":
             continue
         field = message.field.add(name=field_name, number=number)
-        many = kind.startswith("*") or kind == _LABELS
+        many = kind.startswith("*") or kind == "map"
         field.label = _Field.LABEL_REPEATED if many else _Field.LABEL_OPTIONAL
-        match kind.removeprefix("*"):
-            case "string":
-                field.type = _Field.TYPE_STRING
-            case "bytes":
-                field.type = _Field.TYPE_BYTES
-            case "int64":
-                field.type = _Field.TYPE_INT64
-            case "kind":
-                field.type = _Field.TYPE_ENUM
-                field.type_name = f".{PACKAGE}.Kind"
-            case "map":
-                # How a map is encoded: entries of a nested message.
-                entry = message.nested_type.add()
-                _describe(
-                    entry,
-                    "LabelsEntry",
-                    [("key", "string"), ("value", "string")],
-                    f"{full_name}.LabelsEntry",
-                )
-                entry.options.map_entry = True
-                field.type = _Field.TYPE_MESSAGE
-                field.type_name = f"{full_name}.LabelsEntry"
-            case type_name:
-                field.type = _Field.TYPE_MESSAGE
-                field.type_name = type_name
+        kind = kind.removeprefix("*")
+        if kind in _TYPES:
+            field.type = _TYPES[kind]
+        elif kind == "kind":
+            field.type = _Field.TYPE_ENUM
+            field.type_name = f".{PACKAGE}.Kind"
+        else:
+            field.type = _Field.TYPE_MESSAGE
+            field.type_name = kind
+        if kind == "map":
+            # How a map is encoded: entries of a nested message.
+            field.type_name = f"{full_name}.LabelsEntry"
+            entry = message.nested_type.add()
+            _describe(entry, "LabelsEntry", "key value", field.type_name)
+            entry.options.map_entry = True
 
 
 def _make_classes() -> dict[str, Any]:
