@@ -56,13 +56,9 @@ class RegistryAccess:
 
     def keys(self) -> dict[str, str | bool]:
         """Return what a mirror of a map has of it."""
-        keys: dict[str, str | bool] = {}
-        for key in ("docker_config", "ca_file"):
-            if (path := getattr(self, key)) is not None:
-                keys[key] = str(path)
-        if self.insecure:
-            keys["insecure"] = True
-        return keys
+        paths = {"docker_config": self.docker_config, "ca_file": self.ca_file}
+        keys: dict[str, str | bool] = {x: str(y) for x, y in paths.items() if y}
+        return keys | ({"insecure": True} if self.insecure else {})
 
     def of(self, registry: str) -> RegistryAccess:
         """Return how to get to one of several registries: only those on loopback are
@@ -85,15 +81,11 @@ class RegistryAccess:
         return tuple(x for x in rule.caches if rule.plain or not is_plain(x))
 
 
-def on_loopback(registry: str) -> bool:
-    """Whether a registry, or a store by its URL, is on this machine."""
-    return is_loopback(registry if "://" in registry else f"http://{registry}/")
-
-
-def is_loopback(url: str) -> bool:
+def on_loopback(place: str) -> bool:
+    """Whether a registry, or what a URL names, is on this machine."""
     host = ""
     try:
-        host = urlsplit(url).hostname or ""
+        host = urlsplit(place if "://" in place else f"http://{place}/").hostname or ""
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
@@ -119,16 +111,9 @@ class RegistryMirror:
 
     def keys(self) -> dict[str, Any]:
         """Return what a mirror of a map has other than that of the registry itself."""
-        keys: dict[str, Any] = {
-            "registry": self.host,
-            "namespace": self.namespace,
-            "path": self.path,
-        }
-        if self.insecure:
-            keys["insecure"] = True
-        if self.ca_file is not None:
-            keys["ca_file"] = str(self.ca_file)
-        return keys
+        more = RegistryAccess(ca_file=self.ca_file, insecure=self.insecure).keys()
+        own = {"registry": self.host, "namespace": self.namespace, "path": self.path}
+        return {**own, **more}
 
 
 def registry_mirrors(registry: str) -> tuple[RegistryMirror, ...]:
@@ -174,13 +159,13 @@ def _mirror(
     if "pull" not in capabilities:
         return None
     if "://" not in url:
-        url = f"http{'' if is_loopback(f'http://{url}/') else 's'}://{url}"
+        url = f"http{'' if on_loopback(url) else 's'}://{url}"
     parts = urlsplit(url)
     insecure = parts.scheme == "http"
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"{path}: host {url!r} is no http or https URL")
     refused = [key for key in _NOT_DONE if about.get(key)]
-    if insecure and not is_loopback(url):
+    if insecure and not on_loopback(url):
         refused.append("http")
     ca_file = about.get("ca")
     if isinstance(ca_file, list) and len(ca_file) == 1:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS, SparseFile, require
 from btrfs_ublk.base.process import describe_exit, spawn
@@ -234,24 +234,24 @@ class _Check:
             return
         header, _ = found
         self.task.say("check the file system")
-        self._compare(self.whole, header)
+        self._compare(header)
         self.report.btrfs_check = "left out: --no-btrfs-check was given"
         if with_btrfs_check:
-            self._btrfs_check(self.whole, header)
+            self._btrfs_check(header)
 
     def put_together(self, *, with_data: bool) -> tuple[PackHeader, Digests] | None:
         """Verify all by digests, and write metadata, and perhaps data, to their places
         in a file. Returns None when there is no pack that can be used, or layers that
         have the data are missing."""
+        manifest = self.manifest
         for one in self.others:
-            for _ in self._verified(one, "blob"):
-                pass
-        found = self._unpack(self.whole)
+            self._is_right(one, "blob")
+        found = self._unpack()
         if found is None:
-            self._hash_data()
+            if manifest.data is not None:
+                self._is_right(manifest.data, "data")
             return None
         header, digests = found
-        manifest = self.manifest
         with self.report.noting("pack"):
             indexed = manifest.subject is not None
             check_data(header, manifest.data_bytes, indexed=indexed)
@@ -260,8 +260,8 @@ class _Check:
         if self._lacks_layers(header):
             return None
         if with_data:
-            self._make_room(self.whole, header)
-        self._check_units(header, digests, self.whole if with_data else None)
+            self._make_room(header)
+        self._check_units(header, digests, with_data=with_data)
         return found
 
     def _lacks_layers(self, header: PackHeader) -> bool:
@@ -310,25 +310,24 @@ class _Check:
                 raise
             raise InvalidImageError(error.message) from error
 
-    def _unpack(self, whole: Path) -> tuple[PackHeader, Digests] | None:
-        pack, before = self.work / "pack", self.report.problem_count
-        with open(pack, "xb") as file:
-            for part in self._verified(self.manifest.pack, "pack"):
+    def _is_right(self, one: Descriptor, what: str, path: Path | None = None) -> bool:
+        """Whether all of a blob is as it must be; it is written to a new file."""
+        before = self.report.problem_count
+        with open(path or os.devnull, "wb") as file:
+            for part in self._verified(one, what):
                 file.write(part)
-        if self.report.problem_count == before:
+        return self.report.problem_count == before
+
+    def _unpack(self) -> tuple[PackHeader, Digests] | None:
+        pack = self.work / "pack"
+        if self._is_right(self.manifest.pack, "pack", pack):
             with self.report.noting("pack"):
-                header, digests = unpack(pack, whole)
+                header, digests = unpack(pack, self.whole)
                 self.report.metadata_bytes = sum(length for _, length in header.extents)
                 return header, digests
         return None
 
-    def _hash_data(self) -> None:
-        """Without the pack, only the digest of all data is known."""
-        if (data := self.manifest.data) is not None:
-            for _ in self._verified(data, "data"):
-                pass
-
-    def _make_room(self, whole: Path, header: PackHeader) -> None:
+    def _make_room(self, header: PackHeader) -> None:
         """Make the file as large as the device. Raises CapabilityError, OSError."""
         require(SparseFile(self.work, header.device_bytes))
         status = os.statvfs(self.work)
@@ -339,25 +338,25 @@ class _Check:
                 f"{format_size(free_bytes)} are free below {self.work.parent}",
                 hint=f"{_DIRECTORY_HINT}; --no-btrfs-check needs no room for data",
             )
-        os.truncate(whole, header.device_bytes)
+        os.truncate(self.whole, header.device_bytes)
 
     def _check_units(
-        self, header: PackHeader, digests: Digests, whole: Path | None
+        self, header: PackHeader, digests: Digests, *, with_data: bool
     ) -> None:
         """Compare each unit, and write it to its place, right or wrong."""
         report, data = self.report, self.manifest.data
         report.data_bytes = header.data_bytes
         report.units = len(digests.units) // DIGEST_BYTES
-        fd = None if whole is None else os.open(whole, os.O_WRONLY | os.O_CLOEXEC)
         number = 0
-        try:
-            parts = iter(()) if data is None else self._verified(data, "data")
-            if header.sources:
-                parts = self._decoded(header)
+        parts = iter(()) if data is None else self._verified(data, "data")
+        if header.sources:
+            parts = self._decoded(header)
+        with open(self.whole if with_data else os.devnull, "r+b", buffering=0) as file:
             for number, unit in enumerate(_units(parts, header), 1):
                 offset = (number - 1) * header.unit
-                if fd is not None:
-                    _write(fd, unit, DATA_OFFSET + offset)
+                if with_data:
+                    file.seek(DATA_OFFSET + offset)
+                    _write(file, unit)
                 expected = digests.units[(number - 1) * DIGEST_BYTES :][:DIGEST_BYTES]
                 found = hashlib.sha256(unit).digest()
                 if found == expected:
@@ -369,9 +368,6 @@ class _Check:
                         f"its digest is {found.hex()}, and the pack says "
                         f"{expected.hex()}",
                     )
-        finally:
-            if fd is not None:
-                os.close(fd)
         if number < report.units:
             report.add(
                 f"unit {number} at offset {number * header.unit}",
@@ -384,21 +380,18 @@ class _Check:
             yield from data_parts(header, self.work, self._layer)
 
     def _layer(self, source: LayerSource) -> Path:
-        path, before = self.work / "layer", self.report.problem_count
-        with open(path, "wb") as file:
-            for part in self._verified(layer_blob(source), "layer"):
-                file.write(part)
-        if self.report.problem_count != before:
+        path = self.work / "layer"
+        if not self._is_right(layer_blob(source), "layer", path):
             raise InvalidImageError("what comes from that layer is not compared")
         return path
 
-    def _compare(self, whole: Path, header: PackHeader) -> None:
+    def _compare(self, header: PackHeader) -> None:
         """Compare what the pack says of the file system with that itself."""
         try:
-            layout = inspect_seed(whole)
+            layout = inspect_seed(self.whole)
         except BtrfsUblkError as error:
             # The temporary file's name means nothing to the reader.
-            what = error.message.replace(str(whole), "the image")
+            what = error.message.replace(str(self.whole), "the image")
             self.report.add("file system", what)
             return
         for what, found, said in (
@@ -412,17 +405,11 @@ class _Check:
                     "pack", f"{what} is {found}, and its header says {said}"
                 )
 
-    def _btrfs_check(self, whole: Path, header: PackHeader) -> None:
+    def _btrfs_check(self, header: PackHeader) -> None:
         """Run ``btrfs check``. NB: it may print a line for each block of the data, so
         that goes to a file."""
         said = self.work / "said"
-        argv: list[str | Path] = [
-            "btrfs",
-            "check",
-            "--readonly",
-            "--check-data-csum",
-            whole,
-        ]
+        argv = ["btrfs", "check", "--readonly", "--check-data-csum", str(self.whole)]
         with spawn(argv, talk=said) as child:
             status = child.wait(_TIMEOUT_S)
         if status is None:
@@ -438,7 +425,7 @@ class _Check:
                     continue
                 lines += 1
                 if lines <= _MAX_LINES:
-                    text = line.strip().replace(str(whole), "the image")
+                    text = line.strip().replace(str(self.whole), "the image")
                     self.report.add("file system", text + _place(text, header))
         if lines > _MAX_LINES:
             self.report.add("file system", f"{lines - _MAX_LINES} lines more")
@@ -470,7 +457,6 @@ def _units(parts: Iterator[bytes], header: PackHeader) -> Iterator[bytes]:
         yield bytes(rest)
 
 
-def _write(fd: int, data: bytes, offset: int) -> None:
+def _write(file: IO[bytes], data: bytes) -> None:
     while data:
-        count = os.pwrite(fd, data, offset)
-        data, offset = data[count:], offset + count
+        data = data[file.write(data) :]

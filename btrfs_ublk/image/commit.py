@@ -36,6 +36,7 @@ from btrfs_ublk.image.documents import (
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import next_chain_id
 from btrfs_ublk.image.reference import DEFAULT_TAG, LayoutName, Name, Reference
+from btrfs_ublk.image.repository import Repository
 from btrfs_ublk.image.source import read_config
 from btrfs_ublk.image.transfer import bring, open_image, open_place, open_repository
 from btrfs_ublk.kernel.temporary import tempdir
@@ -150,7 +151,6 @@ def commit_image(
     *,
     base_access: RegistryAccess | None = None,
     compression: Compression = "gzip",
-    progress: Callable[[int], object] = lambda count: None,
     say: Callable[[str], object] = lambda text: None,
 ) -> CommittedImage:
     """Make the image that has the layers of ``base``, and one more, whose tar ``write``
@@ -160,6 +160,7 @@ def commit_image(
     Raises UsageError, RegistryError, InvalidImageError, BtrfsUblkError; no name is
     given to what is not complete.
     """
+    base_access = base_access or access
     with ExitStack() as stack:
         if isinstance(target, LayoutName):
             layout = Layout.made(target.path)
@@ -172,23 +173,22 @@ def commit_image(
         sent_bytes = 0
         if isinstance(target, LayoutName):
             say("copy the layers below")
-            _copy(base, base_access or access, layout, base.layers, progress)
+            _copy(base, base_access, layout, base.layers)
             tag = target.tag or DEFAULT_TAG
             layout.tag(manifest, tag)
             name = str(LayoutName(target.path, tag))
         else:
             say("push")
-            new = (layer, config)
-            sent_bytes = _push(
-                base,
-                base_access or access,
-                layout,
-                manifest,
-                new,
-                target,
-                access,
-                progress,
-            )
+            with open_repository(target, access, writing=True) as repository:
+                missing = _mount_below(base, target, repository)
+                _copy(base, base_access, layout, missing)
+                for one in (*missing, layer, config):
+                    if not repository.has(one):
+                        repository.upload(one, layout.check(one))
+                        sent_bytes += one.size
+                version = target.tag or manifest.digest
+                data = layout.read(manifest)
+                repository.put_document(version, manifest.media_type, data)
             name = f"{target.place}@{manifest.digest}"
         return CommittedImage(
             name=name,
@@ -289,43 +289,23 @@ def _copy(
     access: RegistryAccess,
     layout: Layout,
     blobs: Sequence[Descriptor],
-    progress: Callable[[int], object],
 ) -> None:
     """Have these blobs of the base in a layout."""
     with open_place(base.name, access) as place:
         for one in blobs:
-            bring(layout, one, place, progress)
+            bring(layout, one, place)
 
 
-def _push(
-    base: BaseImage,
-    base_access: RegistryAccess,
-    layout: Layout,
-    manifest: Descriptor,
-    new: Sequence[Descriptor],
-    target: Reference,
-    access: RegistryAccess,
-    progress: Callable[[int], object],
-) -> int:
-    """Store the image in a registry; return how many bytes of blobs were sent."""
-    below = base.name
-    other = (
-        below.repository
-        if isinstance(below, Reference) and below.registry == target.registry
-        else None
-    )
-    with open_repository(target, access, writing=True) as repository:
-        missing = [
-            one
-            for one in base.layers
-            if not repository.has(one)
-            and not (other and repository.mount(one.digest, other))
-        ]
-        _copy(base, base_access, layout, missing, lambda count: None)
-        sent = [one for one in (*missing, *new) if not repository.has(one)]
-        for one in sent:
-            repository.upload(one, layout.check(one), progress)
-        version = target.tag or manifest.digest
-        data = layout.read(manifest)
-        repository.put_document(version, manifest.media_type, data)
-    return sum(one.size for one in sent)
+def _mount_below(
+    base: BaseImage, target: Reference, repository: Repository
+) -> list[Descriptor]:
+    """Mount the layers below from their repository; return those that are missing."""
+    other = None
+    if isinstance(base.name, Reference) and base.name.registry == target.registry:
+        other = base.name.repository
+    return [
+        one
+        for one in base.layers
+        if not repository.has(one)
+        and not (other and repository.mount(one.digest, other))
+    ]

@@ -12,7 +12,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC
 from functools import cached_property
@@ -21,7 +21,7 @@ from urllib.parse import urlencode, urljoin, urlsplit
 
 from btrfs_ublk.base.log import log
 from btrfs_ublk.errors import UsageError
-from btrfs_ublk.image.access import RegistryAccess, RegistryError, is_loopback
+from btrfs_ublk.image.access import RegistryAccess, RegistryError, on_loopback
 from btrfs_ublk.image.logins import SharedToken
 from btrfs_ublk.image.transport import Answer, NoAnswer, Session
 
@@ -52,9 +52,6 @@ _TOKEN_DEFAULT_S, _TOKEN_MARGIN_S = 60.0, 30.0
 #: Of this part of its life, a token is renewed sooner, by chance: hosts that have begun
 #: together are not to renew theirs together.
 _TOKEN_JITTER = 0.1
-
-#: Makes the body of a request anew for each try.
-Body = Callable[[], bytes | Iterable[bytes]]
 
 
 @contextmanager
@@ -109,7 +106,7 @@ class Connection:
                 "what a tag names",
                 hint="write https://; on loopback, --insecure allows it",
             )
-        if access.insecure and not is_loopback(self._base):
+        if access.insecure and not on_loopback(self._base):
             raise UsageError(
                 f"--insecure is for registries on loopback, not for {registry}",
                 hint="--ca-file names a certificate of your own to trust",
@@ -148,12 +145,12 @@ class Connection:
         what: str,
         ok: tuple[int, ...],
         headers: Mapping[str, str] | None = None,
-        body: Body | None = None,
+        body: bytes | None = None,
         tries: int | None = None,
         leave: bool = True,
     ) -> Answer:
         """Send a request until it is answered with one of the statuses ``ok``. The
-        caller reads the body, as a stream, and closes it.
+        caller of a GET reads the body, as a stream, and closes it.
 
         ``what`` completes "cannot …" in the RegistryError for another answer, or for
         none after ``tries``. Without ``leave``, a redirection to another host is an
@@ -176,7 +173,7 @@ class Connection:
         response = self._insist(what, ask, ok, tries or self._tries)
         if method != "GET":
             # The next request can use the connection of one read to its end.
-            with suppress(NoAnswer):  # the status says enough
+            with response, suppress(NoAnswer):  # the status says enough
                 response.read(_MAX_ERROR_BYTES)
         return response
 
@@ -248,7 +245,7 @@ class Connection:
         method: str,
         url: str,
         headers: Mapping[str, str] | None,
-        body: Body | None,
+        body: bytes | None,
         leave: bool,
     ) -> Answer:
         """Send a request, and follow redirections of those without a body."""
@@ -266,7 +263,7 @@ class Connection:
                 headers=self._headers(
                     {**sent_by, **(headers or {})}, authorized=authorized
                 ),
-                body=body() if body is not None else None,
+                body=body,
                 timeout_s=_TIMEOUT_S,
             )
             self._refuse_encoded(response)
@@ -348,7 +345,7 @@ class Connection:
                 f"{self._registry} asks for a token in a way that is not valid"
             )
         if not realm.startswith("https://") and not (
-            self._access.insecure and is_loopback(realm)
+            self._access.insecure and on_loopback(realm)
         ):
             raise RegistryError(
                 f"{self._registry} wants its token got without TLS, from {realm!r}"

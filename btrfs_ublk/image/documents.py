@@ -78,6 +78,13 @@ MAX_METADATA_BYTES = 16 << 30
 MAX_LAYERS = 1000
 #: Indexes within an index.
 _MAX_INDEXES = 32
+#: Media types of layers. Foreign ones need not be in registries, as their licence may
+#: forbid it.
+_LAYER = re.compile(
+    r"application/vnd\."
+    r"(?:oci\.image\.layer(?P<oci>\.nondistributable)?\.v1\.tar(?:\+(?P<o>gzip|zstd))?"
+    r"|docker\.image\.rootfs(?P<docker>\.foreign)?\.diff\.tar(?:\.(?P<d>gzip|zstd))?)"
+)
 
 
 class InvalidImageError(BtrfsUblkError):
@@ -120,6 +127,17 @@ class Descriptor:
     @property
     def is_document(self) -> bool:
         return self.media_type in INDEXES + MANIFESTS
+
+    @property
+    def codec(self) -> str | None:
+        """How a layer is compressed; "" for a tar as it is, None for no layer."""
+        found = _LAYER.fullmatch(self.media_type)
+        return None if found is None else found["o"] or found["d"] or ""
+
+    @property
+    def is_foreign(self) -> bool:
+        found = _LAYER.fullmatch(self.media_type)
+        return bool(found and (found["oci"] or found["docker"]))
 
 
 def describe(media_type: str, data: bytes, **more: Any) -> Descriptor:
@@ -240,9 +258,9 @@ def blobs_of(document: Mapping[str, Any], where: str) -> Iterator[Descriptor]:
 def sealed_in(manifest: Mapping[str, Any]) -> set[str]:
     """Return the digests of the sealed images that have the layers of an ordinary one,
     as these say."""
-    layers = (
-        descriptors(manifest, "layers", "a manifest") if "layers" in manifest else []
-    )
+    if "layers" not in manifest:
+        return set()
+    layers = descriptors(manifest, "layers", "a manifest")
     return {str(x.annotations[SEALED_IN]) for x in layers if SEALED_IN in x.annotations}
 
 

@@ -51,15 +51,6 @@ from btrfs_ublk.image.reference import DEFAULT_TAG, LayoutName, Name, check_tag
 from btrfs_ublk.image.source import OpenedSource, open_source
 from btrfs_ublk.units import MIB
 
-_CODECS = {
-    "application/vnd.oci.image.layer.v1.tar+gzip": "gzip",
-    "application/vnd.oci.image.layer.v1.tar+zstd": "zstd",
-    "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip": "gzip",
-    "application/vnd.oci.image.layer.nondistributable.v1.tar+zstd": "zstd",
-    "application/vnd.docker.image.rootfs.diff.tar.gzip": "gzip",
-    "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip": "gzip",
-    "application/vnd.docker.image.rootfs.diff.tar.zstd": "zstd",
-}
 _INSTEAD_HINT = (
     "btrfs-ublk image build makes a sealed image of it, with data of its own"
 )
@@ -148,8 +139,8 @@ def _check_tag_is_free(layout: Layout, tag: str) -> None:
 def codec_of(layer: Descriptor, where: object) -> str:
     """Return how a layer is compressed. Raises UsageError for one that cannot be read
     at any place."""
-    codec = _CODECS.get(layer.media_type)
-    if codec is None:
+    codec = layer.codec
+    if not codec:
         raise UsageError(
             f"layer {layer.digest} of {where} is of the type {layer.media_type!r}: "
             "only those that are compressed by gzip or zstd can stay as they are",
@@ -284,7 +275,7 @@ def check_subject(
     """Raise InvalidImageError unless the data of an indexed image are in layers of its
     subject, whose manifest this is."""
     layers = {
-        (one.digest, one.size, _CODECS.get(one.media_type))
+        (one.digest, one.size, one.codec)
         for one in descriptors(subject, "layers", str(where))
     }
     for source in header.sources:

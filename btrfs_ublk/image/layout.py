@@ -96,35 +96,32 @@ class Layout:
         one that is there. Raises UsageError when something else is there."""
         layout = cls(path)
         try:
-            with deferred():
+            with deferred(), writing(f"make an image layout in {path}"):
                 layout._make()
-            return layout
-        except BaseException as error:
+        except BaseException:
             layout.remove_if_empty()
-            if isinstance(error, OSError):
-                raise BtrfsUblkError(
-                    f"cannot make an image layout in {path}: {error.strerror}"
-                ) from error
             raise
+        return layout
 
     def _make(self) -> None:
-        path, mark = self.path, self.path / MARK
+        mark = self.path / MARK
+        self._make_directory(self.path)
         if not mark.is_file():
-            if not path.exists():
-                path.mkdir(parents=True, exist_ok=True)
-                self._made.append(path)
-            if any(path.iterdir()):
+            if any(self.path.iterdir()):
                 raise UsageError(
-                    f"{path} is not empty, and no OCI image layout",
+                    f"{self.path} is not empty, and no OCI image layout",
                     hint="name an empty directory, or one that is not there",
                 )
             # NB: first, so that what a killed command has made is a layout.
             write_new(mark, MARK_TEXT.encode())
             self._made.append(mark)
-        for directory in (path / "blobs", path / "blobs/sha256"):
-            if not directory.is_dir():
-                directory.mkdir(exist_ok=True)
-                self._made.append(directory)
+        self._make_directory(self.path / "blobs")
+        self._make_directory(self.path / "blobs/sha256")
+
+    def _make_directory(self, path: Path) -> None:
+        if not path.is_dir():
+            path.mkdir(parents=True, exist_ok=True)
+            self._made.append(path)
 
     def remove_if_empty(self) -> None:
         """Undo what made() has made here, if nothing has been added since. Blobs that
@@ -137,16 +134,10 @@ class Layout:
             if lock is None:
                 return
             with lock:
-                self._remove_made()
-
-    def _remove_made(self) -> None:
-        if not any((self.path / "blobs").glob(f"{_SCRATCH}*")):
-            while self._made:
-                path = self._made.pop()
-                if path.name == MARK:
-                    path.unlink()
-                else:
-                    path.rmdir()
+                if not any((self.path / "blobs").glob(f"{_SCRATCH}*")):
+                    while self._made:
+                        path = self._made.pop()
+                        path.unlink() if path.name == MARK else path.rmdir()
 
     def _locked(self) -> Lock:
         lock = lock_file(self.path / MARK, timeout_s=_LOCK_TIMEOUT_S)
@@ -274,19 +265,18 @@ class Layout:
 
     def copy(self, one: Descriptor, other: Layout) -> None:
         """Copy a blob from another layout: its name only, where that is possible."""
-        if not self.has(one):
-            self._copy(one, other)
-        self._unsynced.add(self.blob(one.digest))
-
-    def _copy(self, one: Descriptor, other: Layout) -> None:
+        target = self.blob(one.digest)
+        self._unsynced.add(target)
+        if self.has(one):
+            return
         source = other.verify(one)
         with self._writing():
             try:
-                os.link(source, self.blob(one.digest))
+                os.link(source, target)
             except OSError:  # another file system, or one without hard links
                 with (
                     open(source, "rb") as file,
-                    new_file(self.blob(one.digest), mode=0o644, replace=True) as new,
+                    new_file(target, mode=0o644, replace=True) as new,
                 ):
                     shutil.copyfileobj(file, new, _COPY_BYTES)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -89,9 +89,6 @@ class RegistryRepository(Repository):
             for mirror in mirrors
         }
 
-    def __enter__(self) -> RegistryRepository:
-        return self
-
     def close(self) -> None:
         for connection in (*self._mirrors.values(), self._connection):
             connection.close()
@@ -148,15 +145,38 @@ class RegistryRepository(Repository):
     def put_document(self, version: str, media_type: str, data: bytes) -> bool:
         """Store an index or a manifest; all that it names must be there. Returns
         whether the registry lists it among those that refer to its subject."""
-        with self._connection.request(
+        response = self._write(
             "PUT",
             self._path(f"manifests/{version}"),
-            what=f"put the manifest {version}",
-            ok=(201,),
-            headers={"Content-Type": media_type},
-            body=lambda: data,
-        ) as response:
-            return "OCI-Subject" in response.headers
+            f"put the manifest {version}",
+            (201,),
+            data,
+            media_type=media_type,
+        )
+        return "OCI-Subject" in response.headers
+
+    def _write(
+        self,
+        method: str,
+        path: str,
+        what: str,
+        ok: tuple[int, ...],
+        data: bytes = b"",
+        *,
+        media_type: str = "application/octet-stream",
+        headers: Mapping[str, str] | None = None,
+        tries: int | None = None,
+    ) -> Answer:
+        """Ask for a change. Returns the head of the answer."""
+        return self._connection.request(
+            method,
+            path,
+            what=what,
+            ok=ok,
+            headers={"Content-Type": media_type, **(headers or {})} if data else {},
+            body=None if method in ("GET", "DELETE") else data,
+            tries=tries,
+        )
 
     def referrers(self, digest: str) -> list[Descriptor]:
         """Return what refers to a manifest, by the registry's interface for that; those
@@ -241,26 +261,21 @@ class RegistryRepository(Repository):
     ) -> bool:
         """Get all of a blob from one place. Returns whether it is right."""
         found = hashlib.sha256()
-        try:
-            # What is at ``path`` counts as the registry's, also after a kill. So what
-            # others send has no name before it is verified.
-            with (
-                new_file(path, replace=True, synced=True) as new,
-                open(new.fileno(), "wb", closefd=False) as file,
-            ):
-                for part in parts:
-                    file.write(part)
-                    found.update(part)
-                if f"sha256:{found.hexdigest()}" != one.digest:
-                    log.warning("%s: %s has wrong bytes", self.place, place)
-                    raise NoAnswer("wrong bytes")
-        except NoAnswer as error:
-            log.info("%s: %s: %s", self.place, place, error)
-            return False
-        except RegistryError as error:
-            log.info("%s", error)
-            return False
-        return True
+        # What is at ``path`` counts as the registry's, also after a kill. So what
+        # others send has no name before it is verified.
+        with (
+            _passed_over(),
+            new_file(path, replace=True, synced=True) as new,
+            open(new.fileno(), "wb", closefd=False) as file,
+        ):
+            for part in parts:
+                file.write(part)
+                found.update(part)
+            if f"sha256:{found.hexdigest()}" == one.digest:
+                return True
+            log.warning("%s: %s has wrong bytes", self.place, place)
+            raise NoAnswer("wrong bytes")
+        return False
 
     def _parts_of_cache(self, cache: str, where: str, size: int) -> Iterator[bytes]:
         """Yield the bytes of a blob. A site cache that lacks the next slice ends its
@@ -296,28 +311,17 @@ class RegistryRepository(Repository):
         that is not possible, which says nothing about why."""
         self._connection.also(f"repository:{repository}:pull")
         query = urlencode({"mount": digest, "from": repository})
+        path = self._path(f"blobs/uploads/?{query}")
         try:
-            with self._connection.request(
-                "POST",
-                self._path(f"blobs/uploads/?{query}"),
-                what=f"mount the blob {digest}",
-                ok=(201, 202),
-                body=lambda: b"",
-            ) as response:
-                if response.status_code == 201:
-                    return True
-                location = response.headers.get("Location")
-            if location:
-                self._cancel(location)
+            response = self._write("POST", path, f"mount blob {digest}", (201, 202))
+            if response.status_code == 201:
+                return True
+            if location := response.headers.get("Location"):
+                ended = (200, 202, 204, 404, 405)
+                self._write("DELETE", location, "end an upload", ended)
         except RegistryError as error:
             log.info("%s", error)
         return False
-
-    def _cancel(self, location: str) -> None:
-        with self._connection.request(
-            "DELETE", location, what="end an upload", ok=(200, 202, 204, 404, 405)
-        ):
-            pass
 
     def upload(
         self, one: Descriptor, path: Path, progress: Progress = no_progress
@@ -347,54 +351,31 @@ class RegistryRepository(Repository):
 
     def upload_bytes(self, one: Descriptor, data: bytes) -> None:
         """Store a small blob."""
-        location = self._begin(one)
-        with self._connection.request(
-            "PUT",
-            _with_digest(self._connection.url(location), one.digest),
-            what=f"upload the blob {one.digest}",
-            ok=(201,),
-            headers={"Content-Type": "application/octet-stream"},
-            body=lambda: data,
-        ):
-            pass
+        self._end(one, self._begin(one), data)
 
     def _begin(self, one: Descriptor) -> str:
-        with self._connection.request(
-            "POST",
-            self._path("blobs/uploads/"),
-            what=f"begin to upload the blob {one.digest}",
-            ok=(202,),
-            body=lambda: b"",
-        ) as response:
-            return self._location(response)
+        what, path = f"begin to upload blob {one.digest}", self._path("blobs/uploads/")
+        return self._location(self._write("POST", path, what, (202,)))
 
     def _send(
         self, one: Descriptor, fd: int, location: str, start: int, end: int
     ) -> str:
-        # NB: one try only, as the registry may have taken a part of a chunk.
-        with self._connection.request(
+        response = self._write(
             "PATCH",
             location,
-            what=f"upload the blob {one.digest}",
-            ok=(202, 204),
-            headers={
-                "Content-Type": "application/octet-stream",
-                "Content-Range": f"{start}-{end - 1}",
-            },
-            body=lambda: os.pread(fd, end - start, start),
-            tries=1,
-        ) as response:
-            return self._location(response)
+            f"upload blob {one.digest}",
+            (202, 204),
+            os.pread(fd, end - start, start),
+            headers={"Content-Range": f"{start}-{end - 1}"},
+            tries=1,  # as the registry may have taken a part of a chunk
+        )
+        return self._location(response)
 
     def _reached(self, one: Descriptor, location: str) -> tuple[str, int]:
         """Ask how much of an upload has arrived. One that the registry has given up
         (distribution 2 does so when it has a part of a chunk) begins anew."""
-        with self._connection.request(
-            "GET",
-            location,
-            what=f"ask for the upload of blob {one.digest}",
-            ok=(204, 400, 404, 416),
-        ) as response:
+        what = f"ask for the upload of blob {one.digest}"
+        with self._write("GET", location, what, (204, 400, 404, 416)) as response:
             if response.status_code == 204:
                 last = response.headers.get("Range", "").rpartition("-")[2]
                 # "0-0" stands for none.
@@ -402,15 +383,9 @@ class RegistryRepository(Repository):
                 return self._location(response), min(end, one.size)
         return self._begin(one), 0
 
-    def _end(self, one: Descriptor, location: str) -> None:
-        with self._connection.request(
-            "PUT",
-            _with_digest(self._connection.url(location), one.digest),
-            what=f"finish the upload of blob {one.digest}",
-            ok=(201,),
-            body=lambda: b"",
-        ):
-            pass
+    def _end(self, one: Descriptor, location: str, data: bytes = b"") -> None:
+        url = _with_digest(self._connection.url(location), one.digest)
+        self._write("PUT", url, f"finish the upload of blob {one.digest}", (201,), data)
 
     def _location(self, response: Answer) -> str:
         location = response.headers.get("Location")

@@ -39,25 +39,6 @@ _SEALED_HINT = (
     "name the image that it was made of; a volume takes a sealed one as it is: "
     "btrfs-ublk volume add-image"
 )
-#: Layers that registries need not have, as their licence may forbid it.
-_FOREIGN = (
-    "application/vnd.oci.image.layer.nondistributable.v1.tar",
-    "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip",
-    "application/vnd.oci.image.layer.nondistributable.v1.tar+zstd",
-    "application/vnd.docker.image.rootfs.foreign.diff.tar",
-    "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip",
-)
-#: Compressed or not; mkimage looks at the content.
-_LAYERS = (
-    *_FOREIGN,
-    "application/vnd.oci.image.layer.v1.tar",
-    "application/vnd.oci.image.layer.v1.tar+gzip",
-    "application/vnd.oci.image.layer.v1.tar+zstd",
-    "application/vnd.docker.image.rootfs.diff.tar",
-    "application/vnd.docker.image.rootfs.diff.tar.gzip",
-    "application/vnd.docker.image.rootfs.diff.tar.zstd",
-)
-
 _NOTHING = Path("/dev/null")
 
 
@@ -150,9 +131,9 @@ def _check_ordinary(
                 f"{what}: it is encrypted",
                 hint="decrypt the image before: skopeo copy --decryption-key KEY …",
             )
-        if layer.media_type not in _LAYERS:
+        if layer.codec is None:
             raise UsageError(f"{what}, no tar", hint="it is no image of a file system")
-        if layer.media_type in _FOREIGN and not has(layer):
+        if layer.is_foreign and not has(layer):
             urls = layer.raw.get("urls")
             places = ", ".join(map(str, urls if isinstance(urls, list) else []))
             raise UsageError(

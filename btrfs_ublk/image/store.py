@@ -225,13 +225,12 @@ class ImageStore:
                 names=tuple(sorted(mine)),
                 pinned=any(x.pinned for x in mine.values()),
                 pack_bytes=manifest.pack.size,
-                data_bytes=self._data_bytes(manifest),
+                data_bytes=(
+                    self.header(digest).data_bytes
+                    if manifest.subject
+                    else manifest.data_bytes
+                ),
             )
-
-    def _data_bytes(self, manifest: SealedManifest) -> int:
-        if manifest.subject is None:
-            return manifest.data_bytes
-        return self.header(manifest.digest).data_bytes
 
     def manifest(self, digest: str) -> SealedManifest:
         """Return the manifest of an image that is there."""
@@ -272,8 +271,7 @@ class ImageStore:
                     dead = self.path / f".new-{os.urandom(8).hex()}"
                     image.directory.rename(dead)
                     shutil.rmtree(dead, ignore_errors=True)
-            # NB: not only names of what has gone here: a command may have been killed
-            # when it had removed an image.
+            # NB: a command may have been killed when it had removed other images.
             there = {f"sha256:{path.name}" for path in self._digests.iterdir()}
             kept = {name: x for name, x in names.items() if x.digest in there}
             if kept != names:

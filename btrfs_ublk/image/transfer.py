@@ -216,7 +216,10 @@ def _push_blob(
 
 
 def bring(
-    layout: Layout, one: Descriptor, source: Layout | Repository, progress: Progress
+    layout: Layout,
+    one: Descriptor,
+    source: Layout | Repository,
+    progress: Progress = no_progress,
 ) -> None:
     """Have a blob of an image in a layout. Raises RegistryError, InvalidImageError,
     BtrfsUblkError, OSError."""

@@ -90,7 +90,9 @@ def _write(helper: Path, whole: Path, layer: Layer, out: IO[bytes]) -> ExportRep
             except BrokenPipeError:
                 raise  # a reader that has enough, as head(1), needs no message
             except OSError as error:
-                raise _unwritten(out.name, error) from error
+                raise BtrfsUblkError(
+                    f"cannot write {out.name}: {error.strerror or error}"
+                ) from error
         said = finished(child, whole)
     remark = said.partition(": warning: ")[2] or None
     return ExportReport(layer.chain_id, tar_bytes, remark)
@@ -106,11 +108,6 @@ def finished(child: Child, whole: Path) -> str:
     return said
 
 
-def _unwritten(name: object, error: OSError) -> BtrfsUblkError:
-    return BtrfsUblkError(f"cannot write {name}: {error.strerror or error}")
-
-
-_READ_BYTES = MIB
 #: The fields of a line (csrc/image/tree_list.h) behind the path.
 _FIELDS = (
     *("type", "mode", "owner", "time", "size", "device", "target"),
@@ -187,11 +184,7 @@ def diff_images(
     helper = helper_path(READIMAGE)
     with ExitStack() as stack:
         trees = [
-            stack.enter_context(
-                _packed(one, directory)
-                if isinstance(one, Path)
-                else _assembled(one, access, directory, task)
-            )
+            stack.enter_context(_opened(one, access, directory, task))
             for one in (first, second)
         ]
         task.say("compare")
@@ -206,15 +199,15 @@ def diff_images(
 
 
 @contextmanager
-def _assembled(
-    name: Name,
-    access: RegistryAccess,
-    directory: Path | None,
-    task: Task,
+def _opened(
+    image: Name | Path, access: RegistryAccess, directory: Path | None, task: Task
 ) -> Iterator[_Tree]:
-    with assembled_image(name, access, directory=directory, task=task) as image:
-        subvolume = image.header.layers[-1].subvolume
-        yield _Tree(image.whole, subvolume, image.digests)
+    if isinstance(image, Path):
+        with _made(open_path(image), directory) as trees:
+            yield trees[-1]
+    else:
+        with assembled_image(image, access, directory=directory, task=task) as found:
+            yield _Tree(found.whole, found.header.layers[-1].subvolume, found.digests)
 
 
 def check_layers(
@@ -256,12 +249,6 @@ def check_layers(
 
 
 @contextmanager
-def _packed(path: Path, directory: Path | None) -> Iterator[_Tree]:
-    with _made(open_path(path), directory) as trees:
-        yield trees[-1]
-
-
-@contextmanager
 def _made(opened: OpenedSource, directory: Path | None) -> Iterator[list[_Tree]]:
     """Make an image, whose metadata need no pack, and yield the trees of its layers."""
     with ExitStack() as stack:
@@ -275,7 +262,7 @@ def _made(opened: OpenedSource, directory: Path | None) -> Iterator[list[_Tree]]
             with open(whole, "r+b") as file, open(data, "rb") as content:
                 file.truncate(DATA_OFFSET)
                 file.seek(DATA_OFFSET)
-                shutil.copyfileobj(content, file, _READ_BYTES)
+                shutil.copyfileobj(content, file, _COPY_BYTES)
             os.unlink(data)
         yield [_Tree(whole, each["subvolume"], None) for each in report["layers"]]
 
@@ -286,7 +273,7 @@ def _lines(helper: Path, tree: _Tree) -> Iterator[Iterator[bytes]]:
     argv: list[str | Path] = [helper, "list", str(tree.subvolume), tree.whole]
     with spawn(argv, pipe_stdout=True) as child:
         assert child.stdout is not None
-        with open(child.stdout.fileno(), "rb", _READ_BYTES, closefd=False) as file:
+        with open(child.stdout.fileno(), "rb", _COPY_BYTES, closefd=False) as file:
 
             def lines() -> Iterator[bytes]:
                 yield from file
@@ -303,23 +290,18 @@ def _differences(helper: Path, one: _Tree, other: _Tree) -> Iterator[Difference]
 def _compare(left: Iterator[bytes], right: Iterator[bytes]) -> Iterator[Difference]:
     one, other = next(left, None), next(right, None)
     while one is not None or other is not None:
-        if one == other:
-            one, other = next(left, None), next(right, None)
-            continue
-        a = None if one is None else _place(one)
-        b = None if other is None else _place(other)
-        if b is None or (a is not None and a < b):
-            assert one is not None
-            yield Difference(_path(one), "removed", {})
-            one = next(left, None)
-        elif a is None or b < a:
-            assert other is not None
-            yield Difference(_path(other), "added", {})
-            other = next(right, None)
-        else:
-            assert one is not None and other is not None
-            yield Difference(_path(one), "changed", _changes(one, other))
-            one, other = next(left, None), next(right, None)
+        # What has no line is behind all lines.
+        a, b = _place(one), _place(other)
+        if one != other:
+            line = one if a <= b else other
+            assert line is not None
+            changes = _changes(one, other) if one and other and a == b else {}
+            change = "changed" if a == b else "removed" if a < b else "added"
+            yield Difference(_path(line), change, changes)
+        one, other = (
+            next(left, None) if a <= b else one,
+            next(right, None) if b <= a else other,
+        )
 
 
 def _raw(line: bytes) -> bytes:
@@ -335,10 +317,12 @@ def _text(raw: bytes) -> str:
     return raw.decode(errors="backslashreplace")
 
 
-def _place(line: bytes) -> list[bytes]:
+def _place(line: bytes | None) -> tuple[bool, list[bytes]]:
     """Return what lines are ordered by."""
+    if line is None:
+        return True, []
     path = _raw(line)
-    return path.split(b"/") if path else []
+    return False, path.split(b"/") if path else []
 
 
 def _changes(one: bytes, other: bytes) -> dict[str, tuple[str, str]]:

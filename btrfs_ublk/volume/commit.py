@@ -63,7 +63,6 @@ def commit_fork(
     access: RegistryAccess | None = None,
     compression: Compression = "gzip",
     base: StrPath | None = None,
-    progress: Callable[[int], object] = lambda count: None,
     say: Callable[[str], object] = lambda text: None,
 ) -> tuple[CommittedImage, int]:
     """Make an ordinary image of a fork: the layers of the volume's image, and one of
@@ -103,7 +102,6 @@ def commit_fork(
             access or base_access,
             base_access=base_access,
             compression=compression,
-            progress=progress,
             say=say,
         )
         return image, sockets
