@@ -18,7 +18,7 @@ from typing import IO, Any, NoReturn, cast
 import grpc
 
 from btrfs_ublk.containers.messages import CLASSES
-from btrfs_ublk.containers.store import Refusal, RefusedError
+from btrfs_ublk.containers.store import RefusedError
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.btrfs import is_subvolume, nested_subvolumes, subvolume_uuids
 from btrfs_ublk.kernel.send import changed_paths
@@ -58,7 +58,7 @@ class _WhileWanted:
 
 def _check_wanted(is_wanted: Callable[[], bool]) -> None:
     if not is_wanted():
-        raise RefusedError(Refusal.UNAVAILABLE, "nobody waits for the layer any more")
+        raise RefusedError("UNAVAILABLE", "nobody waits for the layer any more")
 
 
 def diff(
@@ -115,14 +115,14 @@ def diff(
         # Somebody else writes it, and who asks tries again, without end. NB: a socket
         # that nobody listens at has this code, too.
         if lease and error.code() is grpc.StatusCode.UNAVAILABLE:
-            raise RefusedError(Refusal.UNAVAILABLE, message) from error
+            raise RefusedError("UNAVAILABLE", message) from error
         raise BtrfsUblkError(message) from error
     return CLASSES["DiffResponse"](diff=made)
 
 
 def _leave_it(why: str) -> NoReturn:
     """containerd asks the next one then: itself."""
-    raise RefusedError(Refusal.UNIMPLEMENTED, why)
+    raise RefusedError("UNIMPLEMENTED", why)
 
 
 def _shown(root: Path, mounts: Sequence[Any]) -> Path:
@@ -136,7 +136,7 @@ def _shown(root: Path, mounts: Sequence[Any]) -> Path:
 
 def _lease(channel: grpc.Channel, passed: tuple[tuple[str, Any], ...]) -> str:
     """Make a lease for a layer: containerd would remove at once what nobody refers to,
-    and passes no lease of whoever has asked."""
+    and passes on no lease of its client."""
     lease = f"btrfs-ublk-{os.urandom(8).hex()}"
     until = (datetime.now(UTC) + _KEPT).strftime("%Y-%m-%dT%H:%M:%SZ")
     create: Any = channel.unary_unary(

@@ -1,9 +1,9 @@
 """Sealed images that containerd starts from: each is a volume, which is made when one
-of its layers is asked for, and removed when no snapshot stands on it.
+of its layers is asked for, and removed when no snapshot is upon it.
 
     ROOT/images/HEX                     its mount point
     ROOT/images/HEX/layers/CHAIN_ID     its layers, read-only
-    ROOT/images/HEX/snapshots/ID        what stands on them
+    ROOT/images/HEX/snapshots/ID        what is made upon them
 
 An image has a lock of its own, so none waits for another one.
 """
@@ -29,7 +29,6 @@ from btrfs_ublk.containers.kubelet_logins import KubeletLogins, Plugin
 from btrfs_ublk.containers.store import (
     SNAPSHOT_REF,
     ImageRow,
-    Refusal,
     RefusedError,
     SnapshotStore,
 )
@@ -150,8 +149,8 @@ class Images:
 
     def start(self) -> None:
         """Bring all images up that there were before, in the background, and remove
-        those that a killed process has left without snapshots. What that needs is a
-        third of what is to be loaded, and is loaded now, when containerd is answered.
+        those that a killed process has left without snapshots. A third of all modules
+        is for that, and is loaded only now, when containerd is answered.
         """
         self._pool.submit(getattr, volumes, "up_volume")
         self._pool.submit(self._remove_halves)
@@ -169,11 +168,8 @@ class Images:
 
     def _restart(self, digest: str) -> None:
         try:
-            if not self._remove_unused(digest):
+            if not self._remove_now_or_later(digest):
                 self.mount_of(digest)
-        except LeftoverError as error:
-            log.warning("%s", str(error))
-            self._remove_later(digest)
         except Exception as error:  # nobody else reports it
             log.warning("image %s does not come up: %s", digest, str(error))
 
@@ -186,19 +182,16 @@ class Images:
             thread.join(_LAST_S)
         self._logins.close()
 
-    @contextmanager
-    def _locked(self, digest: str) -> Iterator[None]:
+    def _lock_of(self, digest: str) -> threading.Lock:
         with self._lock:
-            lock = self._locks.setdefault(digest, threading.Lock())
-        with lock:
-            yield
+            return self._locks.setdefault(digest, threading.Lock())
 
     def _mount(self, digest: str) -> Path:
         return self._mounts / _hex(digest)
 
     def add_layer(self, key: str, parent: str, labels: Mapping[str, str]) -> bool:
         """Make a committed snapshot of the lazy layer that labels ask for. False: the
-        layer is to be unpacked, as it is in no sealed image, or that cannot be opened.
+        client unpacks the layer, as it is in no sealed image, or that cannot be opened.
         Raises RefusedError."""
         target, digest = labels.get(SNAPSHOT_REF), labels.get(SEALED_IN)
         if not target:
@@ -213,7 +206,7 @@ class Images:
         if not digest:
             if self._options.require == "all":
                 raise RefusedError(
-                    Refusal.FAILED_PRECONDITION,
+                    "FAILED_PRECONDITION",
                     f"layer {target} of {labels.get(IMAGE_REF, 'an image')} is in no "
                     "sealed image, and --require-lazy=all lets none be unpacked",
                 )
@@ -222,7 +215,7 @@ class Images:
             return True
         try:
             check_digest(digest)
-            with self._locked(digest):
+            with self._lock_of(digest):
                 self._refuse_if_failed(digest)
                 try:
                     found = self._find(digest, labels.get(IMAGE_REF))
@@ -256,14 +249,12 @@ class Images:
         if not any(rule.matches(wanted) for rule in read_policy().rules):
             return None
         key = str(wanted)
-        with self._locked(key):
+        with self._lock_of(key):
+            past_s = time.monotonic() - _RETRY_S
             with self._lock:
-                past_s = time.monotonic() - _RETRY_S
-                self._looked_up = {
-                    one: what
-                    for one, what in self._looked_up.items()
-                    if what[0] > past_s
-                }
+                for one, what in list(self._looked_up.items()):
+                    if what[0] <= past_s:
+                        del self._looked_up[one]
                 known = self._looked_up.get(key)
             found = known[1] if known else self._look_up_index(wanted)
             if known is None:
@@ -288,11 +279,10 @@ class Images:
         return sealed.digest
 
     def _refuse_if_failed(self, digest: str) -> None:
-        when_s, error = self._failed.get(digest, (0.0, None))
-        if error is not None:
-            if time.monotonic() - when_s < _RETRY_S:
-                raise error
-            del self._failed[digest]
+        when_s, error = self._failed.pop(digest, (0.0, None))
+        if error is not None and time.monotonic() - when_s < _RETRY_S:
+            self._failed[digest] = when_s, error
+            raise error
 
     def _fall_back(
         self, digest: str, target: str, labels: Mapping[str, str], error: Exception
@@ -303,7 +293,7 @@ class Images:
         name = labels.get(IMAGE_REF, f"image {digest}")
         if self._options.require is not None:
             raise RefusedError(
-                Refusal.FAILED_PRECONDITION,
+                "FAILED_PRECONDITION",
                 f"{name} is not unpacked (--require-lazy), and cannot be opened "
                 f"({reason}): {error}",
             )
@@ -449,7 +439,7 @@ class Images:
         mount = self._mount(digest)
         if digest in self._up and os.path.ismount(mount):
             return mount
-        with self._locked(digest):
+        with self._lock_of(digest):
             row, volume = self._row(digest), _volume(digest)
             if row is None or not os.path.lexists(volume.path):
                 self._forget(digest)
@@ -461,16 +451,21 @@ class Images:
         return [(digest, self._mount(digest)) for digest in list(self._up)]
 
     def cleanup(self) -> None:
-        """Remove the images on which no snapshot stands any more. One that is being
+        """Remove the images that no snapshot needs any more. One that is being
         opened stays, and one that is still mounted elsewhere until it is not."""
         for image in self._store.images(unused=True):
             try:
-                self._remove_unused(image.digest)
-            except LeftoverError as error:
-                log.warning("%s", str(error))
-                self._remove_later(image.digest)
+                self._remove_now_or_later(image.digest)
             except BtrfsUblkError as error:
                 log.warning("%s", str(error))
+
+    def _remove_now_or_later(self, digest: str) -> bool:
+        try:
+            return self._remove_unused(digest)
+        except LeftoverError as error:
+            log.warning("%s", str(error))
+            self._remove_later(digest)
+            return True
 
     def _remove_later(self, digest: str) -> None:
         with self._lock:
@@ -499,8 +494,7 @@ class Images:
         whether none needs it. Raises BtrfsUblkError."""
         if not self._is_unused(digest):
             return False
-        with self._lock:
-            lock = self._locks.setdefault(digest, threading.Lock())
+        lock = self._lock_of(digest)
         if not lock.acquire(blocking=False):
             return True
         try:
@@ -634,7 +628,7 @@ def _check_layer(found: _Found, target: str, *, is_first: bool) -> None:
         )
     if is_first != (target == found.layers[0]):
         raise _WrongLayerError(
-            f"layer {target} of {found.name} stands "
+            f"layer {target} of {found.name} is "
             + ("upon others, and not alone" if is_first else "upon no other one")
         )
 

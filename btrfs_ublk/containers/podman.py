@@ -286,7 +286,7 @@ class PodmanStore:
 
     @deferred()
     def _drop_layers(self, gone: set[str]) -> None:
-        """Remove layers of which there is no image any more. They are listed until all
+        """Remove layers without an image. They are listed until all
         else has gone, or nobody would find it after a kill."""
         for number in gone:
             directory = self.path / _OVERLAY / number

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,56 +51,51 @@ _KINDS = {
 
 
 class _Service:
-    """One method for each call of messages.CALLS."""
+    """One method for each call of messages.CALLS; they return a response's fields."""
 
     def __init__(self, snapshots: Snapshots) -> None:
         self._snapshots = snapshots
 
-    def prepare(self, request: Any) -> Any:
+    def prepare(self, request: Any) -> dict[str, Any]:
         made = self._snapshots.prepare(request.key, request.parent, request.labels)
-        return CLASSES["PrepareSnapshotResponse"](mounts=_mounts(made))
+        return {"mounts": _mounts(made)}
 
-    def view(self, request: Any) -> Any:
+    def view(self, request: Any) -> dict[str, Any]:
         made = self._snapshots.view(request.key, request.parent, request.labels)
-        return CLASSES["ViewSnapshotResponse"](mounts=_mounts(made))
+        return {"mounts": _mounts(made)}
 
-    def mounts(self, request: Any) -> Any:
-        found = self._snapshots.mounts(request.key)
-        return CLASSES["MountsResponse"](mounts=_mounts(found))
+    def mounts(self, request: Any) -> dict[str, Any]:
+        return {"mounts": _mounts(self._snapshots.mounts(request.key))}
 
-    def commit(self, request: Any) -> Any:
+    def commit(self, request: Any) -> dict[str, Any]:
         self._snapshots.commit(
             request.name, request.key, request.labels, parent=request.parent
         )
-        return CLASSES["Empty"]()
+        return {}
 
-    def remove(self, request: Any) -> Any:
+    def remove(self, request: Any) -> dict[str, Any]:
         self._snapshots.remove(request.key)
-        return CLASSES["Empty"]()
+        return {}
 
-    def stat(self, request: Any) -> Any:
-        found = self._snapshots.stat(request.key)
-        return CLASSES["StatSnapshotResponse"](info=_info(found))
+    def stat(self, request: Any) -> dict[str, Any]:
+        return {"info": _info(self._snapshots.stat(request.key))}
 
-    def update(self, request: Any) -> Any:
-        info = request.info
-        changed = self._snapshots.update(
-            info.name, info.labels, request.update_mask.paths
-        )
-        return CLASSES["UpdateSnapshotResponse"](info=_info(changed))
+    def update(self, request: Any) -> dict[str, Any]:
+        name, labels = request.info.name, request.info.labels
+        changed = self._snapshots.update(name, labels, request.update_mask.paths)
+        return {"info": _info(changed)}
 
-    def list(self, request: Any) -> Iterator[Any]:
+    def list(self, request: Any) -> Iterator[dict[str, Any]]:
         found = self._snapshots.find(request.filters)
         for first in range(0, len(found), _LISTED_AT_ONCE):
-            some = found[first : first + _LISTED_AT_ONCE]
-            yield CLASSES["ListSnapshotsResponse"](info=map(_info, some))
+            yield {"info": map(_info, found[first : first + _LISTED_AT_ONCE])}
 
-    def usage(self, request: Any) -> Any:
-        return CLASSES["UsageResponse"](size=self._snapshots.usage(request.key))
+    def usage(self, request: Any) -> dict[str, Any]:
+        return {"size": self._snapshots.usage(request.key)}
 
-    def cleanup(self, request: Any) -> Any:
+    def cleanup(self, request: Any) -> dict[str, Any]:
         self._snapshots.cleanup()
-        return CLASSES["Empty"]()
+        return {}
 
 
 def _mounts(mounts: list[SnapshotMount]) -> list[Any]:
@@ -128,7 +123,7 @@ def _as_status(context: grpc.ServicerContext, what: str) -> Iterator[None]:
     try:
         yield
     except RefusedError as error:
-        context.abort(grpc.StatusCode[error.refusal.name], str(error))
+        context.abort(grpc.StatusCode[error.refusal], str(error))
     except UsageError as error:
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
     except BtrfsUblkError as error:
@@ -137,46 +132,41 @@ def _as_status(context: grpc.ServicerContext, what: str) -> Iterator[None]:
         context.abort(grpc.StatusCode.INTERNAL, str(error))
 
 
-def _unary(name: str, answer: Callable[[Any], Any]) -> Callable[..., Any]:
-    def call(request: Any, context: grpc.ServicerContext) -> Any:
-        with _as_status(context, name):
-            return answer(request)
-
-    return call
-
-
-def _stream(name: str, answer: Callable[[Any], Iterator[Any]]) -> Callable[..., Any]:
-    def call(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        with _as_status(context, name):
-            yield from answer(request)
-
-    return call
-
-
 def _handlers(service: _Service) -> grpc.GenericRpcHandler:
-    made = {}
-    for name, (request, response) in messages.CALLS.items():
-        answer = getattr(service, name.lower())
-        codec = {
-            "request_deserializer": CLASSES[request].FromString,
-            "response_serializer": CLASSES[response].SerializeToString,
-        }
-        if name == "List":
-            made[name] = grpc.unary_stream_rpc_method_handler(
-                _stream(name, answer), **codec
-            )
-        else:
-            made[name] = grpc.unary_unary_rpc_method_handler(
-                _unary(name, answer), **codec
-            )
-    return grpc.method_handlers_generic_handler(messages.SERVICE, made)
+    return grpc.method_handlers_generic_handler(
+        messages.SERVICE, {name: _handler(service, name) for name in messages.CALLS}
+    )
+
+
+def _handler(service: _Service, name: str) -> Any:
+    request, response = messages.CALLS[name]
+    answer, made = getattr(service, name.lower()), CLASSES[response]
+
+    def one(request: Any, context: grpc.ServicerContext) -> Any:
+        with _as_status(context, name):
+            return made(**answer(request))
+
+    def many(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        with _as_status(context, name):
+            for fields in answer(request):
+                yield made(**fields)
+
+    codec = {
+        "request_deserializer": CLASSES[request].FromString,
+        "response_serializer": made.SerializeToString,
+    }
+    if name == "List":
+        return grpc.unary_stream_rpc_method_handler(many, **codec)
+    return grpc.unary_unary_rpc_method_handler(one, **codec)
 
 
 def _status_handler(snapshots: Snapshots) -> grpc.GenericRpcHandler:
-    call: Any = grpc.unary_unary_rpc_method_handler(
-        _unary(status.CALL, lambda _: snapshots.status().encode())
-    )
-    return grpc.method_handlers_generic_handler(status.SERVICE, {status.CALL: call})
+    def call(_request: Any, context: grpc.ServicerContext) -> bytes:
+        with _as_status(context, status.CALL):
+            return snapshots.status().encode()
+
+    handler: Any = grpc.unary_unary_rpc_method_handler(call)
+    return grpc.method_handlers_generic_handler(status.SERVICE, {status.CALL: handler})
 
 
 def _diff_handler(root: Path, containerd: Path) -> grpc.GenericRpcHandler:

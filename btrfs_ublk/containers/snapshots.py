@@ -2,7 +2,7 @@
 
     ROOT/snapshots.db       which there are
     ROOT/snapshots/ID       an active or a committed snapshot, or an empty view
-    ROOT/images/            sealed images, and what stands on them: see `images`
+    ROOT/images/            sealed images, and what is made upon them: see `images`
 
 A committed snapshot is the active one, made read-only: what was written stays charged
 to the same subvolume. A view of a committed snapshot is that one itself, mounted
@@ -40,7 +40,6 @@ from btrfs_ublk.containers.status import Status
 from btrfs_ublk.containers.store import (
     SNAPSHOT_REF,
     Kind,
-    Refusal,
     RefusedError,
     Snapshot,
     SnapshotStore,
@@ -171,7 +170,7 @@ class Snapshots:
 
     def cleanup(self) -> None:
         """Delete the directories of removed snapshots that could not be deleted, and
-        the images on which none stands any more."""
+        the images that none needs any more."""
         directories = [(None, self._directory)] + [
             (image, mount / SNAPSHOTS_DIRECTORY)
             for image, mount in self._images.opened()
@@ -199,7 +198,7 @@ class Snapshots:
         and ALREADY_EXISTS is the refusal: containerd then fetches no layer."""
         if self._images.add_layer(key, parent, labels):
             raise RefusedError(
-                Refusal.ALREADY_EXISTS, f"the layer of {key!r} arrives when it is read"
+                "ALREADY_EXISTS", f"the layer of {key!r} arrives when it is read"
             )
         return self._make(key, parent, Kind.ACTIVE, labels)
 
@@ -215,7 +214,7 @@ class Snapshots:
         mode = labels.get(MODE, self._mode)
         if mode not in get_args(Mode):
             raise RefusedError(
-                Refusal.INVALID_ARGUMENT,
+                "INVALID_ARGUMENT",
                 f"label {MODE} is {mode!r}; there are: {', '.join(get_args(Mode))}",
             )
         # NB: an image that comes up loses rows without a directory, so it has to be up
@@ -261,7 +260,7 @@ class Snapshots:
         found = self._store.get(key)
         if found.kind is Kind.COMMITTED:
             raise RefusedError(
-                Refusal.FAILED_PRECONDITION,
+                "FAILED_PRECONDITION",
                 f"snapshot {key!r} is committed: views and active ones are mounted",
             )
         return self._mounts_of(found)
@@ -273,7 +272,7 @@ class Snapshots:
             return [SnapshotMount("overlay", "overlay", overlay)]
         if found.overlay:
             raise RefusedError(
-                Refusal.FAILED_PRECONDITION,
+                "FAILED_PRECONDITION",
                 f"snapshot {found.name!r} is being committed: commit it again, or "
                 "remove it",
             )
@@ -299,7 +298,7 @@ class Snapshots:
         found = self._store.check_commit(name, key)
         if parent not in ("", found.parent):
             raise RefusedError(
-                Refusal.INVALID_ARGUMENT,
+                "INVALID_ARGUMENT",
                 f"snapshot {key!r} was made from {found.parent!r}, and cannot be "
                 f"committed upon {parent!r}",
             )

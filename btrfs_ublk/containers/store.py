@@ -18,14 +18,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from btrfs_ublk.containers.filters import lookup_of, parse_filters
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel.btrfs import commit_transaction
 from btrfs_ublk.units import MIB
 
-#: Label of a layer that is to be unpacked: its chain ID.
+#: Label of a layer that a client wants to unpack: its chain ID.
 SNAPSHOT_REF = "containerd.io/snapshot.ref"
 
 _BUSY_TIMEOUT_S = 30.0
@@ -73,15 +73,15 @@ class Kind(Enum):
     COMMITTED = "committed"  # never changes, may be a parent
 
 
-class Refusal(Enum):
-    """Why a call was refused, by the names of gRPC's status codes."""
-
-    NOT_FOUND = "NOT_FOUND"
-    ALREADY_EXISTS = "ALREADY_EXISTS"
-    FAILED_PRECONDITION = "FAILED_PRECONDITION"
-    INVALID_ARGUMENT = "INVALID_ARGUMENT"
-    UNIMPLEMENTED = "UNIMPLEMENTED"
-    UNAVAILABLE = "UNAVAILABLE"
+#: Why a call was refused, by the names of gRPC's status codes.
+Refusal = Literal[
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "FAILED_PRECONDITION",
+    "INVALID_ARGUMENT",
+    "UNIMPLEMENTED",
+    "UNAVAILABLE",
+]
 
 
 class RefusedError(BtrfsUblkError):
@@ -139,7 +139,7 @@ class SnapshotStore:
             raise
 
     def _open(self, path: Path) -> None:
-        run = self._connection.execute
+        run = self._run
         try:
             # One process has it. NB: else SQLite maps a file, whose pages are SIGBUS to
             # us where the disk is full.
@@ -247,13 +247,13 @@ class SnapshotStore:
             self._check_log()
             try:
                 how = "FULL" if durable else "NORMAL"
-                self._connection.execute(f"PRAGMA synchronous = {how}")
-                self._connection.execute("BEGIN IMMEDIATE")
+                self._run(f"PRAGMA synchronous = {how}")
+                self._run("BEGIN IMMEDIATE")
                 yield
-                self._connection.execute("COMMIT")
+                self._run("COMMIT")
             except BaseException as error:
                 if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
+                    self._run("ROLLBACK")
                 if isinstance(error, sqlite3.Error):
                     raise BtrfsUblkError(
                         f"cannot write {self._path}: {error}",
@@ -261,15 +261,17 @@ class SnapshotStore:
                     ) from error
                 raise
 
+    def _run(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
+        return self._connection.execute(statement, values)
+
     def _row(self, where: str, value: object) -> Snapshot | None:
-        row = self._connection.execute(f"{_COLUMNS} WHERE {where} = ?", (value,))
-        found = row.fetchone()
+        found = self._run(f"{_COLUMNS} WHERE {where} = ?", (value,)).fetchone()
         return None if found is None else _snapshot(found)
 
     def _get(self, name: str) -> Snapshot:
         found = self._row("s.name", name)
         if found is None:
-            raise RefusedError(Refusal.NOT_FOUND, f"snapshot {name!r} does not exist")
+            raise RefusedError("NOT_FOUND", f"snapshot {name!r} does not exist")
         return found
 
     def _get_parent(self, name: str) -> Snapshot | None:
@@ -279,7 +281,7 @@ class SnapshotStore:
         above = self._get(name)
         if above.kind is not Kind.COMMITTED:
             raise RefusedError(
-                Refusal.INVALID_ARGUMENT,
+                "INVALID_ARGUMENT",
                 f"parent {name!r} is {above.kind.value}, not committed",
             )
         return above
@@ -293,7 +295,7 @@ class SnapshotStore:
         UsageError for a filter that cannot be parsed."""
         matches = parse_filters(filters)
         with self._lock:
-            rows = self._connection.execute(f"{_COLUMNS} ORDER BY s.id").fetchall()
+            rows = self._run(f"{_COLUMNS} ORDER BY s.id").fetchall()
         found = map(_snapshot, rows)
         return [one for one in found if matches(lookup_of(_fields(one), one.labels))]
 
@@ -309,7 +311,7 @@ class SnapshotStore:
         """Add a view or an active snapshot. Its parent has to be committed."""
         if not name:
             raise RefusedError(
-                Refusal.INVALID_ARGUMENT, "a snapshot needs a key that is not empty"
+                "INVALID_ARGUMENT", "a snapshot needs a key that is not empty"
             )
         if not self._reserve.exists():
             self._keep_room()
@@ -333,29 +335,20 @@ class SnapshotStore:
         overlay: str = "",
     ) -> Snapshot:
         self._check_free(name)
-        now = time.time_ns()
-        self._connection.execute(
+        now, number = time.time_ns(), above.id if above else None
+        size_bytes = None if layer is None else 0
+        self._run(
             "INSERT INTO snapshots (name, parent, kind, created_ns, updated_ns, labels,"
             " bytes, image, layer, overlay) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                name,
-                above.id if above else None,
-                kind.value,
-                now,
-                now,
-                _encode(labels),
-                None if layer is None else 0,
-                image,
-                layer,
-                overlay,
-            ),
+            (name, number, kind.value, now, now, _encode(labels), size_bytes)
+            + (image, layer, overlay),
         )
         return self._get(name)
 
     def set_overlay(self, number: int, overlay: str) -> None:
         """Record what has become of an active snapshot that was an overlay."""
         with self._changing():
-            self._connection.execute(
+            self._run(
                 "UPDATE snapshots SET overlay = ? WHERE id = ?", (overlay, number)
             )
 
@@ -368,15 +361,11 @@ class SnapshotStore:
             return self._find_layer(target, above)
 
     def _find_layer(self, target: str, above: Snapshot | None) -> Snapshot | None:
-        row = self._connection.execute(
+        parent, label = above.id if above else None, f'$."{SNAPSHOT_REF}"'
+        row = self._run(
             f"{_COLUMNS} WHERE s.parent IS ? AND s.kind = ?"
             " AND json_extract(s.labels, ?) = ?",
-            (
-                above.id if above else None,
-                Kind.COMMITTED.value,
-                f'$."{SNAPSHOT_REF}"',
-                target,
-            ),
+            (parent, Kind.COMMITTED.value, label, target),
         ).fetchone()
         return None if row is None else _snapshot(row)
 
@@ -402,7 +391,7 @@ class SnapshotStore:
     def is_last_layer(self, snapshot: Snapshot) -> bool:
         """Whether a snapshot is the lazy layer of its image that was added last."""
         with self._lock:
-            (last,) = self._connection.execute(
+            (last,) = self._run(
                 "SELECT max(id) FROM snapshots WHERE image = ? AND layer IS NOT NULL",
                 (snapshot.image,),
             ).fetchone()
@@ -411,7 +400,7 @@ class SnapshotStore:
     def add_image(self, digest: str, name: str) -> None:
         """Add an image, unless it is there."""
         with self._changing():
-            self._connection.execute(
+            self._run(
                 "INSERT INTO images (digest, name) VALUES (?, ?)"
                 " ON CONFLICT (digest) DO NOTHING",
                 (digest, name),
@@ -420,14 +409,14 @@ class SnapshotStore:
     def set_ready(self, digest: str, ready_s: float) -> None:
         """Record how long an image took until it could be read."""
         with self._changing():
-            self._connection.execute(
+            self._run(
                 "UPDATE images SET ready_s = ? WHERE digest = ?", (ready_s, digest)
             )
 
     def forget_image(self, digest: str) -> None:
         """Remove an image that no snapshot is in."""
         with self._changing():
-            self._connection.execute("DELETE FROM images WHERE digest = ?", (digest,))
+            self._run("DELETE FROM images WHERE digest = ?", (digest,))
 
     def images(self, *, unused: bool = False) -> list[ImageRow]:
         """Return all images, or those that no snapshot is in."""
@@ -437,16 +426,14 @@ class SnapshotStore:
             else ""
         )
         with self._lock:
-            rows = self._connection.execute(
+            rows = self._run(
                 f"SELECT digest, name, ready_s FROM images {where} ORDER BY digest"
             ).fetchall()
         return [ImageRow(*row) for row in rows]
 
     def _check_free(self, name: str) -> None:
         if self._row("s.name", name) is not None:
-            raise RefusedError(
-                Refusal.ALREADY_EXISTS, f"snapshot {name!r} already exists"
-            )
+            raise RefusedError("ALREADY_EXISTS", f"snapshot {name!r} already exists")
 
     def check_commit(self, name: str, key: str) -> Snapshot:
         """Return the active snapshot ``key``, if it may be committed as ``name``."""
@@ -455,14 +442,12 @@ class SnapshotStore:
 
     def _check_commit(self, name: str, key: str) -> Snapshot:
         if not name:
-            raise RefusedError(
-                Refusal.INVALID_ARGUMENT, "a committed snapshot needs a name"
-            )
+            raise RefusedError("INVALID_ARGUMENT", "a committed snapshot needs a name")
         self._check_free(name)
         found = self._get(key)
         if found.kind is not Kind.ACTIVE:
             raise RefusedError(
-                Refusal.FAILED_PRECONDITION,
+                "FAILED_PRECONDITION",
                 f"snapshot {key!r} is {found.kind.value}: only an active one can be "
                 "committed",
             )
@@ -474,19 +459,11 @@ class SnapshotStore:
         """Make the active snapshot ``key`` the committed snapshot ``name``."""
         with self._changing():
             found = self._check_commit(name, key)
-            now = time.time_ns()
-            self._connection.execute(
+            now, kind = time.time_ns(), Kind.COMMITTED.value
+            self._run(
                 "UPDATE snapshots SET name = ?, kind = ?, created_ns = ?,"
                 " updated_ns = ?, labels = ?, bytes = ? WHERE id = ?",
-                (
-                    name,
-                    Kind.COMMITTED.value,
-                    now,
-                    now,
-                    _encode(labels),
-                    size_bytes,
-                    found.id,
-                ),
+                (name, kind, now, now, _encode(labels), size_bytes, found.id),
             )
 
     def update(
@@ -508,12 +485,12 @@ class SnapshotStore:
                         changed.pop(label, None)
                 else:
                     raise RefusedError(
-                        Refusal.INVALID_ARGUMENT,
+                        "INVALID_ARGUMENT",
                         f"field {path!r} of snapshot {name!r} never changes: only "
                         "labels do",
                     )
             now = time.time_ns()
-            self._connection.execute(
+            self._run(
                 "UPDATE snapshots SET labels = ?, updated_ns = ? WHERE id = ?",
                 (_encode(changed), now, found.id),
             )
@@ -536,47 +513,36 @@ class SnapshotStore:
             child = self._row("s.parent", found.id)
             if child is not None:
                 raise RefusedError(
-                    Refusal.FAILED_PRECONDITION,
+                    "FAILED_PRECONDITION",
                     f"cannot remove snapshot {name!r}: it is the parent of "
                     f"{child.name!r}",
                 )
-            self._forget(found.id)
+            self._run("DELETE FROM snapshots WHERE id = ?", (found.id,))
         return found
 
-    def _forget(self, number: int) -> None:
-        self._connection.execute("DELETE FROM snapshots WHERE id = ?", (number,))
-
     def forget_lost(self, lost: Collection[int]) -> list[Snapshot]:
-        """Remove the snapshots whose directories are lost, and all that stand on them;
+        """Remove the snapshots whose directories are lost, and all that are upon them;
         return them."""
         with self._changing():
-            rows = self._connection.execute(f"{_COLUMNS} ORDER BY s.id").fetchall()
+            rows = self._run(f"{_COLUMNS} ORDER BY s.id").fetchall()
             gone: dict[int, Snapshot] = {}
             for one in map(_snapshot, rows):
                 # A parent is older than its children, so it has the smaller id.
                 if one.id in lost or one.parent_id in gone:
                     gone[one.id] = one
             for number in reversed(gone):
-                self._forget(number)
+                self._run("DELETE FROM snapshots WHERE id = ?", (number,))
             return list(gone.values())
 
 
 def _snapshot(row: tuple[Any, ...]) -> Snapshot:
-    number, name, parent, parent_id, kind, created_ns, updated_ns, labels, *rest = row
-    size_bytes, image, layer, overlay = rest
-    return Snapshot(
-        id=number,
-        name=name,
-        parent=parent or "",
-        parent_id=parent_id,
-        kind=Kind(kind),
-        created_ns=created_ns,
-        updated_ns=updated_ns,
-        labels=json.loads(labels),
-        size_bytes=size_bytes,
-        image=image,
-        layer=layer,
-        overlay=overlay,
+    """``row`` has the fields of Snapshot in their order."""
+    found = Snapshot(*row)
+    return replace(
+        found,
+        parent=found.parent or "",
+        kind=Kind(found.kind),
+        labels=json.loads(str(found.labels)),
     )
 
 
