@@ -10,42 +10,42 @@ import click
 
 from btrfs_ublk import image as images
 from btrfs_ublk import volume as volumes
-from btrfs_ublk.base.entry import PathType, SizeType, json_option
+from btrfs_ublk.base.entry import PathType, SizeType
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.text import visible
-from btrfs_ublk.cli.image.options import with_access
-from btrfs_ublk.cli.volume_options import removing, volume_name, volumes_base
+from btrfs_ublk.cli.image.options import tell, with_access
+from btrfs_ublk.cli.volume_options import on_volume, removing
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import format_size
 from btrfs_ublk.volume.texts import fork_text, forks_text
 
 
-@click.command()
-@volume_name
-@click.argument("fork")
-@click.option(
-    "--from",
-    "source",
-    metavar="FORK",
-    help="Another fork, of which this is a copy: a checkpoint.  [the image]",
+@on_volume(
+    click.argument("fork"),
+    click.option(
+        "--from",
+        "source",
+        metavar="FORK",
+        help="Another fork, which this one copies: a checkpoint.  [the image]",
+    ),
+    click.option(
+        "--mode",
+        type=click.Choice(volumes.FORK_MODES),
+        default=volumes.DEFAULT_FORK_MODE,
+        help="An overlay shares memory with other forks; a snapshot is all of btrfs.",
+    ),
+    click.option(
+        "--quota",
+        type=SizeType(),
+        help="How much may be written to it. The volume needs Linux 6.7 from then on, "
+        "for good.  [no limit]",
+    ),
+    click.option(
+        "--layer",
+        metavar="CHAIN-ID",
+        help="Another layer.  [the last: the whole image]",
+    ),
 )
-@click.option(
-    "--mode",
-    type=click.Choice(volumes.FORK_MODES),
-    default=volumes.DEFAULT_FORK_MODE,
-    help="An overlay shares memory with other forks; a snapshot is all of btrfs.",
-)
-@click.option(
-    "--quota",
-    type=SizeType(),
-    help="How much may be written to it. The volume needs Linux 6.7 from then on, for "
-    "good.  [no limit]",
-)
-@click.option(
-    "--layer", metavar="CHAIN-ID", help="Another layer.  [the last: the whole image]"
-)
-@volumes_base
-@json_option
 def fork(
     name: str,
     fork: str,
@@ -74,11 +74,9 @@ def fork(
     click.echo(fork_text(keys, as_json=as_json))
 
 
-@click.command()
-@volume_name
-@click.argument("fork")
-@volumes_base
-@json_option
+@on_volume(
+    click.argument("fork"),
+)
 def changes(name: str, fork: str, base: Path | None, as_json: bool) -> None:
     """List what a fork has changed.
 
@@ -96,10 +94,7 @@ def changes(name: str, fork: str, base: Path | None, as_json: bool) -> None:
         click.echo(f"{letters[change]} {visible(str(path))}")
 
 
-@click.command()
-@volume_name
-@volumes_base
-@json_option
+@on_volume()
 def forks(name: str, base: Path | None, as_json: bool) -> None:
     """List the forks of an image.
 
@@ -120,30 +115,28 @@ def unfork(name: str, fork: str, base: Path | None) -> None:
     volumes.unfork_image(name, fork, base=base)
 
 
-@click.command()
-@volume_name
-@click.argument("fork")
-@click.option(
-    "-t",
-    "--tag",
-    "target",
-    metavar="IMAGE",
-    help="Its name: oci:DIRECTORY[:TAG], or REGISTRY/REPOSITORY:TAG.",
+@on_volume(
+    click.argument("fork"),
+    click.option(
+        "-t",
+        "--tag",
+        "target",
+        metavar="IMAGE",
+        help="Its name: oci:DIRECTORY[:TAG], or REGISTRY/REPOSITORY:TAG.",
+    ),
+    click.option(
+        "--delta",
+        type=PathType(),
+        help="Instead: a new file of what has changed, for `image apply`.",
+    ),
+    click.option(
+        "--compression",
+        type=click.Choice(images.COMPRESSIONS),
+        default="gzip",
+        help="Of the new layer; all clients know gzip.",
+    ),
 )
-@click.option(
-    "--delta",
-    type=PathType(),
-    help="Instead: a new file of what has changed, for `image apply`.",
-)
-@click.option(
-    "--compression",
-    type=click.Choice(images.COMPRESSIONS),
-    default="gzip",
-    help="Of the new layer; all clients know gzip.",
-)
-@volumes_base
 @with_access
-@json_option
 def commit(
     name: str,
     fork: str,
@@ -157,7 +150,7 @@ def commit(
     """Make an ordinary image of what a fork shows.
 
     It has the layers of the image that NAME, a volume, is of, and one of what FORK has
-    changed. Only what has changed is read, and files of which anything has changed, as
+    changed. Only what has changed is read, but all of a file that has changed, as
     layers have whole files. In a registry, layers that are there are not sent.
 
     Options of the registry are those of IMAGE's; without any, it is asked as that of
@@ -178,10 +171,8 @@ def commit(
         )
         with progress(f"write the delta of fork {fork} of {name}"):
             size_bytes = volumes.write_delta(name, fork, delta, base=base)
-        if as_json:
-            click.echo(json.dumps({"delta": str(delta), "size_bytes": size_bytes}))
-        else:
-            click.echo(f"{format_size(size_bytes)} in {delta}", err=True)
+        keys = {"delta": str(delta), "size_bytes": size_bytes}
+        tell(None, as_json, keys, f"{format_size(size_bytes)} in {delta}")
         return
     assert target is not None
     made = images.parse_name(target)
@@ -202,14 +193,12 @@ def commit(
             base=base,
             say=task.say,
         )
-    if as_json:
-        click.echo(json.dumps(vars(image) | {"sockets_left_out": sockets}))
-        return
-    click.echo(image.name)
-    size = format_size(image.layer_bytes)
-    click.echo(f"a layer of {size}; {format_size(image.sent_bytes)} sent", err=True)
-    if sockets:
-        click.echo(f"btrfs-ublk: {sockets} sockets are left out", err=True)
+    note = (
+        f"a layer of {format_size(image.layer_bytes)}; "
+        f"{format_size(image.sent_bytes)} sent"
+        + (f"\nbtrfs-ublk: {sockets} sockets are left out" if sockets else "")
+    )
+    tell(image.name, as_json, vars(image) | {"sockets_left_out": sockets}, note)
 
 
 def _refuse_given(keys: tuple[str, ...], why: str) -> None:
@@ -220,30 +209,24 @@ def _refuse_given(keys: tuple[str, ...], why: str) -> None:
             raise UsageError(f"{option} {why}", hint="leave it out")
 
 
-@click.command()
-@volume_name
-@click.argument("file", type=PathType(exists=True, dir_okay=False))
-@click.argument("fork")
-@volumes_base
-@json_option
+@on_volume(
+    click.argument("file", type=PathType(exists=True, dir_okay=False)),
+    click.argument("fork"),
+)
 def apply(name: str, file: Path, fork: str, base: Path | None, as_json: bool) -> None:
     """Make a fork of what has changed in another.
 
     NAME is a volume that `image up` has mounted, FILE what `image commit --delta` has
     made in a volume of the same image. FORK, a name of yours, is then equal to that
-    fork. No data of the image are read. FILE says, to root, what is to be made: take it
-    only from whom you would take an image from.
+    fork. No data of the image are read. FILE tells root what to make: take it only
+    from those whose images you would take.
     """
     with progress(f"apply {file} to {name}"):
         made = volumes.apply_delta(name, file, fork, base=base)
-    keys = {"name": name, "fork": fork, "path": str(made)}
-    click.echo(json.dumps(keys) if as_json else made)
+    tell(made, as_json, {"name": name, "fork": fork, "path": str(made)})
 
 
-@click.command()
-@volume_name
-@volumes_base
-@json_option
+@on_volume()
 def detach(name: str, base: Path | None, as_json: bool) -> None:
     """Make all data of an image local, for good.
 
@@ -256,10 +239,6 @@ def detach(name: str, base: Path | None, as_json: bool) -> None:
         done = volumes.detach_image(
             name, base=base, expect=task.expect, progress=task.advance
         )
-    if as_json:
-        keys = {"name": name, "copied_bytes": done.copied_bytes}
-        click.echo(json.dumps(keys))
-    elif done.copied_bytes:
-        click.echo(f"{format_size(done.copied_bytes)} copied", err=True)
-    else:
-        click.echo(f"volume {name} was detached", err=True)
+    count = done.copied_bytes
+    note = f"{format_size(count)} copied" if count else f"volume {name} was detached"
+    tell(None, as_json, {"name": name, "copied_bytes": count}, note)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -12,9 +11,12 @@ from btrfs_ublk.base.entry import PathType, json_option
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.cli.image.options import (
     First,
+    check_option,
     layout_options,
     max_inline_option,
+    mount_from_option,
     platform_option,
+    tell,
     unit_option,
     with_access,
     with_build_options,
@@ -28,11 +30,7 @@ from btrfs_ublk.units import format_size
 @layout_options
 @platform_option
 @with_build_options
-@click.option(
-    "--check",
-    is_flag=True,
-    help="Read all layers back, and compare them with what the source makes anew.",
-)
+@check_option
 @with_access
 @json_option
 def build(
@@ -75,16 +73,12 @@ def build(
             check=check_layers,
             say=task.say,
         )
-    if as_json:
-        click.echo(json.dumps(made.to_dict()))
-        return
-    click.echo(made.name)
-    click.echo(
+    note = (
         f"{format_size(made.metadata_bytes)} of metadata, packed in "
         f"{format_size(made.pack_bytes)}; {format_size(made.data_bytes)} of data"
-        + (f", {format_size(made.first_bytes)} first" if made.first_bytes else ""),
-        err=True,
+        + (f", {format_size(made.first_bytes)} first" if made.first_bytes else "")
     )
+    tell(made.name, as_json, made.to_dict(), note)
 
 
 @click.command()
@@ -126,16 +120,12 @@ def index(
             access=access,
             say=task.say,
         )
-    if as_json:
-        click.echo(json.dumps(made.to_dict()))
-        return
-    click.echo(made.name)
-    click.echo(
+    note = (
         f"{format_size(made.metadata_bytes)} of metadata, and "
         f"{format_size(made.index_bytes)} for {format_size(made.layer_bytes)} of "
-        f"layers, packed in {format_size(made.pack_bytes)}",
-        err=True,
+        f"layers, packed in {format_size(made.pack_bytes)}"
     )
+    tell(made.name, as_json, made.to_dict(), note)
 
 
 @click.command()
@@ -143,17 +133,8 @@ def index(
 @click.argument("new")
 @platform_option
 @with_build_options
-@click.option(
-    "--check",
-    is_flag=True,
-    help="Read all layers back, and compare them with the image's, before the push.",
-)
-@click.option(
-    "--mount-from",
-    metavar="REPOSITORY",
-    help="A repository of the new image's registry that may have the blobs already."
-    "  [that of IMAGE]",
-)
+@check_option
+@mount_from_option
 @click.option(
     "--work",
     type=PathType(),
@@ -202,14 +183,10 @@ def convert(
             progress=task.advance,
             say=task.say,
         )
-    if as_json:
-        keys = {
-            "image": str(target),
-            "source": str(made.source),
-            "sealed": made.sealed,
-            **made.pushed.to_dict(),
-        }
-        click.echo(json.dumps(keys))
-        return
-    click.echo(f"{target.place}@{made.digest}")
-    click.echo(f"{made.source}: {made.pushed.summary}", err=True)
+    keys = {"image": str(target), "source": str(made.source), "sealed": made.sealed}
+    tell(
+        f"{target.place}@{made.digest}",
+        as_json,
+        keys | made.pushed.to_dict(),
+        f"{made.source}: {made.pushed.summary}",
+    )

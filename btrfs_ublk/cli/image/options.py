@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -93,6 +94,31 @@ def with_access(function: _Function) -> _Function:
     return cast(_Function, registry_options(command))
 
 
+def tell(
+    shown: object | None, as_json: bool, keys: dict[str, Any], note: str | None = None
+) -> None:
+    """Print what a command has made: all of it as JSON, or ``shown``, and the ``note``
+    on stderr."""
+    if as_json:
+        click.echo(json.dumps(keys))
+        return
+    if shown is not None:
+        click.echo(shown)
+    if note is not None:
+        click.echo(note, err=True)
+
+
+#: Compare the layers of what is made with those of its source.
+check_option = click.option(
+    "--check",
+    is_flag=True,
+    help="Read all layers back, and compare them with those of the source.",
+)
+mount_from_option = click.option(
+    "--mount-from",
+    metavar="REPOSITORY",
+    help="A repository of the same registry that may have the blobs already.",
+)
 platform_option = click.option(
     "--platform",
     metavar="OS/ARCHITECTURE",

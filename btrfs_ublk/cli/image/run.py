@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
@@ -17,7 +16,7 @@ from btrfs_ublk.base.entry import json_option
 from btrfs_ublk.base.log import log
 from btrfs_ublk.base.progress import progress
 from btrfs_ublk.base.signals import too_late
-from btrfs_ublk.cli.image.options import registry_options, via_options
+from btrfs_ublk.cli.image.options import tell, via_options, with_access
 from btrfs_ublk.cli.volume_options import (
     setting_option,
     take_down,
@@ -39,19 +38,15 @@ def with_settings(function: _Function) -> _Function:
         mount: Path | None,
         writable: str | None,
         deadline: float | None,
-        docker_config: Path | None,
-        ca_file: Path | None,
-        insecure: bool,
-        via: tuple[str, ...],
-        via_plain: bool,
+        access: images.RegistryAccess,
         **keys: Any,
     ) -> Any:
         settings: dict[str, Any] = {
-            "image_docker_config": docker_config,
-            "image_ca_file": ca_file,
-            "image_insecure": insecure or None,
-            "via": via or None,
-            "via_plain": via_plain or None,
+            "image_docker_config": access.docker_config,
+            "image_ca_file": access.ca_file,
+            "image_insecure": access.insecure or None,
+            "via": access.via,
+            "via_plain": access.via_plain or None,
             "mount": mount,
             "writable": writable,
             "deadline": deadline,
@@ -59,7 +54,7 @@ def with_settings(function: _Function) -> _Function:
         given = {key: value for key, value in settings.items() if value is not None}
         return function(*args, settings=given, **keys)
 
-    made: Any = via_options(registry_options(command))
+    made: Any = via_options(with_access(command))
     for key in ("deadline", "writable", "mount"):
         made = setting_option(key)(made)
     return cast(_Function, made)
@@ -174,7 +169,7 @@ def up(
     if fork is not None:
         shown = volumes.ensure_fork(name, fork, base=base)
         keys["fork"] = str(shown)
-    click.echo(json.dumps(keys) if as_json else shown)
+    tell(shown, as_json, keys)
 
 
 @click.command()

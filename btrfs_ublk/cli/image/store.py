@@ -10,7 +10,12 @@ import click
 from btrfs_ublk import image as images
 from btrfs_ublk.base.entry import PathType, json_option, print_rows
 from btrfs_ublk.base.progress import progress
-from btrfs_ublk.cli.image.options import via_options, with_access
+from btrfs_ublk.cli.image.options import (
+    mount_from_option,
+    tell,
+    via_options,
+    with_access,
+)
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.units import format_size
 
@@ -30,11 +35,7 @@ def image_keys(image: images.StoredImage) -> dict[str, object]:
 @click.command()
 @click.argument("layout")
 @click.argument("image")
-@click.option(
-    "--mount-from",
-    metavar="REPOSITORY",
-    help="A repository of the same registry that may have the blobs already.",
-)
+@mount_from_option
 @with_access
 @json_option
 def push(
@@ -49,7 +50,7 @@ def push(
     LAYOUT is oci:DIRECTORY[:TAG], IMAGE is REGISTRY/REPOSITORY:TAG. The ordinary image
     and the sealed one get that name, for all clients. Blobs that the registry has are
     not sent again; the tag changes last. An image of `image index` gets no name: it
-    refers to the image that has this one, which must be that of which it is an index.
+    refers to the image that has this one, which must be the image that it indexes.
     s3://BUCKET/PREFIX:TAG puts the image into a layout there; AWS_ENDPOINT_URL and the
     like say where the bucket is, and who asks.
     """
@@ -75,11 +76,8 @@ def push(
             mount_from=mount_from,
             progress=task.advance,
         )
-    if as_json:
-        click.echo(json.dumps({"image": str(target), **pushed.to_dict()}))
-        return
-    click.echo(f"{target.place}@{pushed.digest}")
-    click.echo(pushed.summary, err=True)
+    keys = {"image": str(target), **pushed.to_dict()}
+    tell(f"{target.place}@{pushed.digest}", as_json, keys, pushed.summary)
 
 
 @click.command()
@@ -109,17 +107,13 @@ def pull(
         pulled = images.pull_image(
             reference, access, images.ImageStore(base), pinned=pin
         )
-    if as_json:
-        keys = {
-            "image": image,
-            "digest": pulled.digest,
-            "allowed": pulled.why,
-            "fetched_bytes": pulled.fetched_bytes,
-        }
-        click.echo(json.dumps(keys))
-        return
-    click.echo(f"{reference.place}@{pulled.digest}")
-    click.echo(f"{format_size(pulled.fetched_bytes)} fetched; {pulled.why}", err=True)
+    keys = {"image": image, "digest": pulled.digest, "allowed": pulled.why}
+    tell(
+        f"{reference.place}@{pulled.digest}",
+        as_json,
+        keys | {"fetched_bytes": pulled.fetched_bytes},
+        f"{format_size(pulled.fetched_bytes)} fetched; {pulled.why}",
+    )
 
 
 @click.command("list")
