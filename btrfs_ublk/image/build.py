@@ -87,8 +87,8 @@ class BuiltImage:
 
 
 def open_output(output: Path) -> Layout:
-    """Return the layout that an image is to be put in, which is made if missing. Raises
-    UsageError for a path that no name of an image can have."""
+    """Return the layout for a new image, which is made if missing. Raises UsageError
+    for a path that no name of an image can have."""
     if ":" in str(output):
         raise UsageError(
             f"layout {str(output)!r} could not be named: in oci:DIRECTORY:TAG, the "

@@ -443,8 +443,8 @@ def _place(text: str, header: PackHeader) -> str:
 
 
 def _units(parts: Iterator[bytes], header: PackHeader) -> Iterator[bytes]:
-    """Yield units, of which the last may be short; what is behind the data of the
-    header is read, and left out."""
+    """Yield units; the last one may be short. What is behind the data of the header is
+    read, and left out."""
     rest = bytearray()
     left = header.data_bytes
     for part in parts:

@@ -52,7 +52,7 @@ _GZIP_BITS = 16 + MAX_WBITS
 
 @dataclass(frozen=True)
 class BaseImage:
-    """An ordinary image, of which the first layers are to be taken."""
+    """An ordinary image whose first layers become those of another one."""
 
     name: Name
     media_type: str

@@ -49,16 +49,15 @@ PASSING = (408, 429, 500, 502, 503, 504)
 _MAX_ERROR_BYTES = 16 << 10
 _MAX_TOKEN_BYTES = 1 << 20
 _TOKEN_DEFAULT_S, _TOKEN_MARGIN_S = 60.0, 30.0
-#: Of this part of its life, a token is renewed sooner, by chance: hosts that have begun
-#: together are not to renew theirs together.
+#: A token is renewed sooner by a random part of its life, up to this one: else hosts
+#: that begin together would renew theirs together.
 _TOKEN_JITTER = 0.1
 
 
 @contextmanager
 def deadline(response: Answer, size_bytes: int) -> Iterator[None]:
-    """End an answer, of which so much is read, when it takes too long: timeouts are
-    about the time between two bytes, so that one now and then would hold us for ever.
-    """
+    """End an answer of this size when it takes too long. A timeout bounds only the time
+    between two bytes, so that a byte now and then would hold us for ever."""
     allowed_s = _LONGEST_S + size_bytes / _LEAST_BYTES_PER_S
     timer = threading.Timer(allowed_s, response.shutdown)
     timer.daemon = True

@@ -292,7 +292,7 @@ def choose_platform(
     manifests: list[Descriptor], platform: str | None, where: str
 ) -> Descriptor:
     """Return the ordinary image for OS/ARCHITECTURE[/VARIANT] that containerd would
-    take; None stands for this machine. Raises UsageError, which says which there are.
+    take; None: for this machine. Raises UsageError, which says which there are.
     """
     wanted = wanted_platforms(platform)
     images = ordinary_images(manifests)

@@ -138,7 +138,7 @@ def usual_paths(environment: Mapping[str, str] = os.environ) -> list[Path]:
         return [Path(directory, *rest)] if directory.startswith("/") else []
 
     auth, docker = ("containers", "auth.json"), "config.json"
-    # Either of them stands for all others.
+    # Either of them replaces all others.
     only = below("REGISTRY_AUTH_FILE") or below("DOCKER_CONFIG", docker)
     return only or [
         *below("XDG_RUNTIME_DIR", *auth),
@@ -366,7 +366,7 @@ def _words(text: str) -> Iterator[tuple[str, str | None]]:
 
 
 class SharedToken:
-    """A token for what ``texts`` say, of which some may be secrets."""
+    """A token for what ``texts`` say; they may have secrets."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         data = b"".join(text.encode() + b"\0" for text in texts)

@@ -1,7 +1,7 @@
 """The metadata pack: all of a sealed image but its data, in one zstd stream
 (docs/design/images.md).
 
-The kernel parses what is in a pack, so whoever unpacks one has verified its digest and
+The kernel parses what is in a pack, so a caller of unpack() has verified its digest and
 trusts who made it. Nevertheless each number is checked before it is used, and the
 number of bytes that are written is bounded.
 """

@@ -102,8 +102,8 @@ def find_sealed(
 
 
 def open_sealed(name: LayoutName) -> tuple[Layout, SealedManifest, bytes]:
-    """Return the layout, and the sealed image in it, of which the documents were
-    verified. Raises UsageError, InvalidImageError."""
+    """Return the layout, and the sealed image in it, with its manifest. Raises
+    UsageError, InvalidImageError."""
     layout = Layout.opened(name.path)
     image = layout.find(name.tag)
     data = find_sealed(layout.read(image), name, layout.read)

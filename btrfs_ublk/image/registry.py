@@ -378,7 +378,7 @@ class RegistryRepository(Repository):
         with self._write("GET", location, what, (204, 400, 404, 416)) as response:
             if response.status_code == 204:
                 last = response.headers.get("Range", "").rpartition("-")[2]
-                # "0-0" stands for none.
+                # "0-0" means none.
                 end = int(last) + 1 if last.isdigit() and int(last) else 0
                 return self._location(response), min(end, one.size)
         return self._begin(one), 0

@@ -240,8 +240,8 @@ class S3Files(Bucket):
             self._client.put_object(**self._object(name), Body=data)
 
     def replace(self, name: str, data: bytes, version: str | None) -> bool:
-        """Write a file of which the caller has seen ``version``, or that was not there
-        (None). Returns whether that was still so; if not, nothing is written."""
+        """Write a file if it still has the version that the caller has seen; None: if
+        there is none. Returns whether it was written."""
         condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
         with self._asking(f"put {name}"):
             try:

@@ -289,7 +289,7 @@ class ImageStore:
     def _remove_dead(self) -> None:
         for path in self.path.glob(".new-*"):
             lock = lock_file(path / ".lock")
-            # NB: None also when its directory has gone; then nothing is to be done.
+            # NB: None also when its directory has gone.
             if lock is not None:
                 with lock:
                     shutil.rmtree(path, ignore_errors=True)

@@ -174,7 +174,7 @@ def _check_subject(
             there += [each.digest for each in parse_index(found.data, str(target))]
     if subject.digest not in there:
         raise UsageError(
-            f"{target} is not the image {subject.digest}, of which this is an index: "
+            f"{target} is not the image {subject.digest}, which this one indexes: "
             + (f"it is {there[0]}" if there else "there is none of that name"),
             hint="push it to the repository and the tag that it was made of, or index "
             "that image anew: btrfs-ublk image index",

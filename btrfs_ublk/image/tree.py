@@ -345,7 +345,7 @@ def _changes(one: bytes, other: bytes) -> dict[str, tuple[str, str]]:
 
 def new_bytes(old: Digests | None, new: Digests) -> int:
     """Return how many bytes the units have that an older version of an image has not;
-    None stands for no older version."""
+    None: there is no older version."""
 
     def units(digests: Digests) -> list[bytes]:
         found = digests.units
