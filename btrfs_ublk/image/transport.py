@@ -17,6 +17,7 @@ import threading
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from email.message import Message
 from urllib.parse import quote, unquote, urlsplit
 
 from btrfs_ublk.base.urls import shown_text
@@ -76,7 +77,7 @@ class Answer:
     ) -> None:
         response = connection.getresponse()
         self.status_code, self.url = response.status, url
-        self.headers: Mapping[str, str] = _Headers(response)
+        self.headers = _headers(response)
         self._session, self._server = session, server
         self._connection: http.client.HTTPConnection | None = connection
         self._response = response
@@ -143,23 +144,12 @@ class Answer:
         return found[1] if found else None
 
 
-class _Headers(Mapping[str, str]):
-    """Headers by their names, in any case. What came several times is joined."""
-
-    def __init__(self, response: http.client.HTTPResponse) -> None:
-        self._found = response.headers
-
-    def __getitem__(self, name: str) -> str:
-        found = self._found.get_all(name)
-        if found is None:
-            raise KeyError(name)
-        return ", ".join(found)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
+def _headers(response: http.client.HTTPResponse) -> Message[str, str]:
+    """Return headers by their names, in any case. What came several times is joined."""
+    made: Message[str, str] = Message()
+    for name in {name.lower() for name in response.headers}:
+        made[name] = ", ".join(response.headers.get_all(name, []))
+    return made
 
 
 class Session:
