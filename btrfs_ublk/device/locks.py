@@ -9,12 +9,13 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from btrfs_ublk.base.process import ProcessIdentity
-from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.base.signals import deferred
+from btrfs_ublk.errors import BtrfsUblkError, writing
 from btrfs_ublk.kernel.users import links_of, pids
 
 _RETRY_S = 0.02
@@ -75,6 +76,50 @@ def lock_file(path: Path, *, timeout_s: float = 0.0) -> Lock | None:
             return None
         # flock(2) has no deadline, and no event says when the lock is released.
         time.sleep(_RETRY_S)
+
+
+#: How names of scratch directories begin.
+SCRATCH = ".new-"
+
+
+@contextmanager
+def scratch_directory(
+    parent: Path, what: str, locked: Callable[[], AbstractContextManager[object]]
+) -> Iterator[Path]:
+    """Yield a new directory in ``parent`` that is removed at the end, after those of
+    dead commands. ``locked`` locks ``parent`` meanwhile. Raises BtrfsUblkError, which
+    says that this command cannot ``what``."""
+    new = parent / f"{SCRATCH}{os.urandom(8).hex()}"
+    lock = None
+    try:
+        with locked(), deferred():
+            remove_dead(parent)
+            with writing(what):
+                new.mkdir(mode=0o700)
+            lock = lock_file(new / ".lock")
+        yield new
+    finally:
+        with deferred():
+            _remove(new)
+            if lock is not None:
+                lock.close()
+
+
+@deferred()
+def remove_dead(parent: Path) -> None:
+    """Remove the scratch directories of dead commands: nobody holds their lock."""
+    for path in parent.glob(f"{SCRATCH}*"):
+        # NB: None also when its directory has gone.
+        if (lock := lock_file(path / ".lock")) is not None:
+            with lock:
+                _remove(path)
+
+
+def _remove(path: Path) -> None:
+    # Supervisors have no such directories, and do without it.
+    from shutil import rmtree
+
+    rmtree(path, ignore_errors=True)
 
 
 def is_locked(path: Path) -> bool:

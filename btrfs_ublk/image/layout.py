@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from btrfs_ublk.base.jsonfile import sync
 from btrfs_ublk.base.signals import deferred
-from btrfs_ublk.device.locks import Lock, lock_file
+from btrfs_ublk.device.locks import SCRATCH, Lock, lock_file, scratch_directory
 from btrfs_ublk.errors import BtrfsUblkError, UsageError, writing
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.connection import Connection
@@ -59,7 +59,6 @@ MARK = "oci-layout"
 MARK_TEXT = '{"imageLayoutVersion": "1.0.0"}'
 _COPY_BYTES = 1 << 20
 _LOCK_TIMEOUT_S = 10.0
-_SCRATCH = ".new-"
 #: How often a change of index.json in a store is tried while others change it.
 _MAX_CHANGES = 20
 _PAUSE_S = 0.2
@@ -134,7 +133,7 @@ class Layout:
             if lock is None:
                 return
             with lock:
-                if not any((self.path / "blobs").glob(f"{_SCRATCH}*")):
+                if not any((self.path / "blobs").glob(f"{SCRATCH}*")):
                     while self._made:
                         path = self._made.pop()
                         path.unlink() if path.name == MARK else path.rmdir()
@@ -151,29 +150,11 @@ class Layout:
     def _writing(self) -> AbstractContextManager[None]:
         return writing(f"write to image layout {self.path}")
 
-    @contextmanager
-    def scratch(self) -> Iterator[Path]:
+    def scratch(self) -> AbstractContextManager[Path]:
         """Yield a new directory in the layout, for what is not complete yet; it is
         removed at the end. What killed commands left is removed first."""
-        blobs = self.path / "blobs"
-        new = blobs / f"{_SCRATCH}{os.urandom(8).hex()}"
-        lock = None
-        try:
-            # A directory whose lock nobody holds is of a dead command.
-            with deferred(), self._locked():
-                for path in blobs.glob(f"{_SCRATCH}*"):
-                    if (dead := lock_file(path / ".lock")) is not None:
-                        with dead:
-                            shutil.rmtree(path, ignore_errors=True)
-                with self._writing():
-                    new.mkdir(mode=0o700)
-                lock = lock_file(new / ".lock")
-            yield new
-        finally:
-            with deferred():
-                shutil.rmtree(new, ignore_errors=True)
-                if lock is not None:
-                    lock.close()
+        what = f"write to image layout {self.path}"
+        return scratch_directory(self.path / "blobs", what, self._locked)
 
     def blob(self, digest: str) -> Path:
         """Return the path of a blob, which may not be there."""

@@ -6,8 +6,9 @@ environment, as AWS_ENDPOINT_URL, AWS_REGION and AWS_PROFILE; see s3_keys().
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -176,25 +177,28 @@ class S3Files(Bucket):
         self._bucket = reference.bucket
         self._prefix = reference.repository
 
-    def _object(self, name: str) -> dict[str, str]:
-        return {"Bucket": self._bucket, "Key": f"{self._prefix}/{name}"}
-
-    def _if_there(self, what: str, ask: Callable[[], Any]) -> Any:
-        """Return the answer; None where there is no such object."""
+    def _ask(
+        self,
+        what: str,
+        call: Callable[..., Any],
+        name: str,
+        none_for: Collection[str] = (),
+        **keys: Any,
+    ) -> Any:
+        """Return what a call says about an object; None where it refuses with one of
+        these codes."""
         with self._asking(what):
             try:
-                return ask()
+                return call(Bucket=self._bucket, Key=f"{self._prefix}/{name}", **keys)
             except ClientError as error:
-                if error.response.get("Error", {}).get("Code") in _MISSING:
+                if error.response.get("Error", {}).get("Code") in none_for:
                     return None
                 raise
 
     def read(self, name: str) -> tuple[bytes, str | None] | None:
         """Return a document, and what the store knows this content by (ETag); None
         where there is none."""
-        found = self._if_there(
-            f"get {name}", lambda: self._client.get_object(**self._object(name))
-        )
+        found = self._ask(f"get {name}", self._client.get_object, name, _MISSING)
         if found is None:
             return None
         with self._asking(f"get {name}"), closing(found["Body"]) as body:
@@ -206,17 +210,13 @@ class S3Files(Bucket):
         return data, found.get("ETag")
 
     def has(self, name: str) -> bool:
-        found = self._if_there(
-            f"look for {name}", lambda: self._client.head_object(**self._object(name))
-        )
-        return found is not None
+        ask = self._client.head_object
+        return self._ask(f"look for {name}", ask, name, _MISSING) is not None
 
     def rest(self, name: str, one: Descriptor, done: int) -> Iterator[bytes]:
         """As Repository._rest()."""
-        with self._asking(f"get the blob {one.digest}"):
-            found = self._client.get_object(
-                **self._object(name), Range=f"bytes={done}-"
-            )
+        what, ask = f"get the blob {one.digest}", self._client.get_object
+        found = self._ask(what, ask, name, Range=f"bytes={done}-")
         expected = f"bytes {done}-{one.size - 1}/{one.size}"
         if done and found.get("ContentRange") != expected:
             raise RegistryError(
@@ -236,21 +236,15 @@ class S3Files(Bucket):
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small file, as a whole."""
-        with self._asking(f"put {name}"):
-            self._client.put_object(**self._object(name), Body=data)
+        self._ask(f"put {name}", self._client.put_object, name, Body=data)
 
     def replace(self, name: str, data: bytes, version: str | None) -> bool:
         """Write a file if it still has the version that the caller has seen; None: if
         there is none. Returns whether it was written."""
         condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
-        with self._asking(f"put {name}"):
-            try:
-                self._client.put_object(**self._object(name), Body=data, **condition)
-            except ClientError as error:
-                if error.response.get("Error", {}).get("Code") in _CHANGED:
-                    return False
-                raise
-        return True
+        put = self._client.put_object
+        done = self._ask(f"put {name}", put, name, _CHANGED, Body=data, **condition)
+        return done is not None
 
     def upload(self, name: str, path: Path, progress: Progress) -> None:
         """Write a large file, as a whole, in pieces."""
@@ -259,7 +253,6 @@ class S3Files(Bucket):
             multipart_chunksize=_PART_BYTES,
             max_concurrency=_PARTS_AT_ONCE,
         )
-        with self._asking(f"upload {name}"), open(path, "rb") as file:
-            self._client.upload_fileobj(
-                file, **self._object(name), Config=config, Callback=progress
-            )
+        with open(path, "rb") as file:
+            send = partial(self._client.upload_fileobj, file)
+            self._ask(f"upload {name}", send, name, Config=config, Callback=progress)

@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from pathlib import Path
@@ -21,7 +21,12 @@ from btrfs_ublk.base.jsonfile import RecordFormat, remove_unfinished, sync
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.private_dirs import check_private, make_private
 from btrfs_ublk.base.signals import deferred
-from btrfs_ublk.device.locks import lock_file
+from btrfs_ublk.device.locks import (
+    SCRATCH,
+    lock_file,
+    remove_dead,
+    scratch_directory,
+)
 from btrfs_ublk.errors import BtrfsUblkError, UsageError, writing
 from btrfs_ublk.image.documents import SealedManifest, parse_sealed_manifest
 from btrfs_ublk.image.reference import check_digest
@@ -104,25 +109,10 @@ class ImageStore:
             remove_unfinished(self._references)
             yield
 
-    @contextmanager
-    def adding(self) -> Iterator[Path]:
+    def adding(self) -> AbstractContextManager[Path]:
         """Yield a new directory in the store, for a pack that is on its way; it is
         removed at the end if it is still there. What dead commands left goes first."""
-        with self._locked():
-            self._remove_dead()
-        new = self.path / f".new-{os.getpid()}-{os.urandom(4).hex()}"
-        lock = None
-        try:
-            with deferred(), writing(f"write to {new}"):
-                new.mkdir(mode=0o700)
-                # A directory whose lock nobody holds is of a dead command.
-                lock = lock_file(new / ".lock")
-            yield new
-        finally:
-            with deferred():
-                shutil.rmtree(new, ignore_errors=True)
-                if lock is not None:
-                    lock.close()
+        return scratch_directory(self.path, f"write to {self.path}", self._locked)
 
     def add(self, new: Path, manifest: bytes) -> str:
         """Add an image, whose verified ``pack`` is in ``new`` (from adding()); return
@@ -268,7 +258,7 @@ class ImageStore:
                         gone.remove(image)
                         continue
                     # The rename makes it vanish as a whole, if this is interrupted.
-                    dead = self.path / f".new-{os.urandom(8).hex()}"
+                    dead = self.path / f"{SCRATCH}{os.urandom(8).hex()}"
                     image.directory.rename(dead)
                     shutil.rmtree(dead, ignore_errors=True)
             # NB: a command may have been killed when it had removed other images.
@@ -276,7 +266,7 @@ class ImageStore:
             kept = {name: x for name, x in names.items() if x.digest in there}
             if kept != names:
                 self._write(kept)
-            self._remove_dead()
+            remove_dead(self.path)
         return gone
 
     def discard(self, digest: str, is_ours: Callable[[str], bool]) -> None:
@@ -284,12 +274,3 @@ class ImageStore:
         found = self.find(digest)
         if found is not None and all(map(is_ours, found.names)):
             self.collect({x.digest for x in self.images()} - {digest})
-
-    @deferred()
-    def _remove_dead(self) -> None:
-        for path in self.path.glob(".new-*"):
-            lock = lock_file(path / ".lock")
-            # NB: None also when its directory has gone.
-            if lock is not None:
-                with lock:
-                    shutil.rmtree(path, ignore_errors=True)
