@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/message.h"
 
 void lazy_thread_init(const char *name, enum confine_role role)
@@ -40,7 +41,7 @@ static struct pool_job *job_of(struct message *message)
 	return container_of(message, struct pool_job, ended.message);
 }
 
-/* The functions before next_job() need the lock. */
+/* The functions before work_on() need the lock. */
 
 static bool may_begin(const struct worker_pool *pool, const struct pool_job *job)
 {
@@ -79,93 +80,140 @@ static struct pool_job *take_job(struct worker_pool *pool)
 	return NULL;
 }
 
-/* Returns NULL when the pool is ending and no job is left that this worker may begin. */
-static struct pool_job *next_job(struct worker_pool *pool, unsigned number)
+static int add_worker(struct worker_pool *pool, void *(*run)(void *pool))
+{
+	pthread_t id;
+	int err = -pthread_create(&id, NULL, run, pool);
+
+	pool->running += !err;
+	return err;
+}
+
+static void work_on(struct worker_pool *pool, uint64_t *place);
+
+/* It inherits its name, its priority and its role. */
+static void *run_further_worker(void *pool)
+{
+	uint64_t unused;
+
+	work_on(pool, &unused);
+	return NULL;
+}
+
+/* Returns NULL when the worker has to end. */
+static struct pool_job *next_job(struct worker_pool *pool, uint64_t *place)
 {
 	struct pool_job *job;
 
-	pthread_mutex_lock(&pool->lock);
-	pool->places[number] = 0;
-	while (!(job = take_job(pool)) && !pool->ending)
+	*place = 0;
+	pool->idle++;
+	while (!(job = take_job(pool)) && !pool->ending && pool->idle <= pool->count)
 		pthread_cond_wait(&pool->more, &pool->lock);
+	pool->idle--;
 	if (job)
-		pool->places[number] = job->place;
-	pthread_mutex_unlock(&pool->lock);
+		*place = job->place;
+	/* NB: so that later jobs need not wait for this one. They do where none can be made. */
+	if (job && !pool->idle && !pool->ending && pool->running < pool->most)
+		add_worker(pool, run_further_worker);
 	return job;
 }
 
-static unsigned number_of_next(struct worker_pool *pool)
+static void work_on(struct worker_pool *pool, uint64_t *place)
 {
+	struct pool_job *job;
+	pthread_t last;
+	bool has_last;
+
+	pthread_mutex_lock(&pool->lock);
+	while ((job = next_job(pool, place))) {
+		pthread_mutex_unlock(&pool->lock);
+		job->work(job);
+		pool->finished(pool, job);
+		pthread_mutex_lock(&pool->lock);
+	}
+	last = pool->last;
+	has_last = pool->has_last;
+	pool->last = pthread_self();
+	pool->has_last = true;
+	pool->running--;
+	pthread_cond_broadcast(&pool->ended);
+	pthread_mutex_unlock(&pool->lock);
+	if (has_last)
+		pthread_join(last, NULL);
+}
+
+static void *run_worker(void *argument)
+{
+	struct worker_pool *pool = argument;
 	unsigned number;
 
 	pthread_mutex_lock(&pool->lock);
 	number = pool->numbered++;
 	pthread_mutex_unlock(&pool->lock);
-	return number;
-}
-
-static void *worker_main(void *argument)
-{
-	struct worker_pool *pool = argument;
-	unsigned number = number_of_next(pool);
-	struct pool_job *job;
-
 	/* Of this thread alone; where it is refused, the thread is as others are. */
 	if (pool->nice)
 		setpriority(PRIO_PROCESS, (id_t)gettid(), pool->nice);
 	lazy_thread_init(pool->name, pool->role);
-	while ((job = next_job(pool, number))) {
-		job->work(job);
-		pool->finished(pool, job);
-	}
+	work_on(pool, &pool->places[number]);
 	return NULL;
 }
 
 int worker_pool_start(struct worker_pool *pool, unsigned count)
 {
+	pthread_condattr_t monotonic;
+	int err = 0;
+
 	pthread_mutex_init(&pool->lock, NULL);
 	pthread_cond_init(&pool->more, NULL);
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&pool->ended, &monotonic);
+	pthread_condattr_destroy(&monotonic);
 	pool->oldest = pool->newest = NULL;
-	pool->ending = false;
-	pool->count = pool->numbered = 0;
-	pool->threads = calloc(count, sizeof(*pool->threads));
+	pool->ending = pool->has_last = false;
+	pool->count = pool->numbered = pool->running = pool->idle = 0;
 	pool->places = calloc(count, sizeof(*pool->places));
-	if (!pool->threads || !pool->places) {
-		free(pool->threads);
-		free(pool->places);
-		pool->threads = NULL;
+	if (!pool->places)
 		return -ENOMEM;
-	}
-	while (pool->count < count) {
-		int err = pthread_create(&pool->threads[pool->count], NULL, worker_main, pool);
-
-		if (err) {
-			worker_pool_stop(pool);
-			return -err;
-		}
-		/* Running workers read the count. */
-		pthread_mutex_lock(&pool->lock);
-		pool->count++;
-		pthread_mutex_unlock(&pool->lock);
-	}
-	return 0;
+	/* Running workers read the count. */
+	pthread_mutex_lock(&pool->lock);
+	for (; pool->count < count && !err; pool->count += !err)
+		err = add_worker(pool, run_worker);
+	pthread_mutex_unlock(&pool->lock);
+	if (err)
+		worker_pool_stop(pool, 0);
+	return err;
 }
 
-void worker_pool_stop(struct worker_pool *pool)
+int worker_pool_stop(struct worker_pool *pool, unsigned wait_ms)
 {
-	if (!pool->threads)
-		return;
+	uint64_t until_ns = clock_now_ns() + wait_ms * NS_PER_MS;
+	const struct timespec until = { .tv_sec = (time_t)(until_ns / NS_PER_S),
+					.tv_nsec = (long)(until_ns % NS_PER_S) };
+	int err = 0;
+
+	if (!pool->places)
+		return 0;
 	pthread_mutex_lock(&pool->lock);
 	pool->ending = true;
 	pthread_cond_broadcast(&pool->more);
+	while (pool->running && !err) {
+		if (wait_ms)
+			err = -pthread_cond_timedwait(&pool->ended, &pool->lock, &until);
+		else
+			pthread_cond_wait(&pool->ended, &pool->lock);
+	}
 	pthread_mutex_unlock(&pool->lock);
-	for (unsigned i = 0; i < pool->count; i++)
-		pthread_join(pool->threads[i], NULL);
-	free(pool->threads);
+	if (err)
+		return err;
+	if (pool->has_last)
+		pthread_join(pool->last, NULL);
 	free(pool->places);
-	pool->threads = NULL;
+	pool->places = NULL;
 	pthread_cond_destroy(&pool->more);
+	pthread_cond_destroy(&pool->ended);
 	pthread_mutex_destroy(&pool->lock);
+	return 0;
 }
 
 void worker_pool_submit(struct worker_pool *pool, struct pool_job *job)

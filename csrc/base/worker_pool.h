@@ -48,21 +48,31 @@ struct worker_pool {
 	 */
 	unsigned max_per_place, spare;
 	int nice; /* what others have more of the CPUs; see nice(2) */
+	/*
+	 * 0, or how many workers there may be of jobs without a place: a worker that begins a job
+	 * while no other waits for one starts another first, which sees the same files. Those that
+	 * are too many at rest end.
+	 */
+	unsigned most;
 
 	/* Internal. */
 	pthread_mutex_t lock;
-	pthread_cond_t more;
+	pthread_cond_t more, ended;
 	struct message *oldest, *newest;
-	pthread_t *threads;
 	uint64_t *places; /* of the job of each worker; 0: it has no place, or there is no job */
-	unsigned count, numbered;
+	unsigned count, numbered, running, idle;
+	pthread_t last; /* the worker that has ended last, if one has: the next one joins it */
+	bool has_last;
 	bool ending;
 };
 
-/* Returns 0 or a negative errno. */
+/* Starts `count` workers. Returns 0 or a negative errno. */
 int worker_pool_start(struct worker_pool *pool, unsigned count);
-/* Ends the workers once all jobs are done. */
-void worker_pool_stop(struct worker_pool *pool);
+/*
+ * Ends the workers once all jobs are done. Returns 0, or -ETIMEDOUT when some have not ended within
+ * `wait_ms` (0: it waits for ever): nothing that they use may be freed then.
+ */
+int worker_pool_stop(struct worker_pool *pool, unsigned wait_ms);
 /* Adds a job. Any thread may call this. */
 void worker_pool_submit(struct worker_pool *pool, struct pool_job *job);
 /* Takes a job back. Returns false when it has begun. */

@@ -324,11 +324,11 @@ static void free_all(struct server_fetcher *fetcher)
 {
 	struct core *core = &fetcher->core;
 
-	worker_pool_stop(&core->workers);
-	worker_pool_stop(&fetcher->mirror_workers);
-	worker_pool_stop(&fetcher->spawners);
-	worker_pool_stop(&core->cache_workers);
-	worker_pool_stop(&core->putters);
+	worker_pool_stop(&core->workers, 0);
+	worker_pool_stop(&fetcher->mirror_workers, 0);
+	worker_pool_stop(&fetcher->spawners, 0);
+	worker_pool_stop(&core->cache_workers, 0);
+	worker_pool_stop(&core->putters, 0);
 	core_receive(core); /* the workers' last messages */
 	while (core_step(core))
 		;

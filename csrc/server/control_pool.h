@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Threads for requests that take long. The first one is started before the sandbox is entered, and
- * each starts the next, so that all of them see the host's files: one thread always waits for work,
- * and starts another one before it begins.
+ * each starts the next (base/worker_pool.h), so that all of them see the host's files.
  */
 #pragma once
 
-#include <pthread.h>
 #include <stdbool.h>
 
+#include "base/list.h"
+#include "base/worker_pool.h"
 #include "server/control_request.h"
 
 struct control_pool;
@@ -28,7 +28,10 @@ struct control_job {
 	 * main thread to answer.
 	 */
 	json_t *reply;
-	struct control_job *next;
+
+	/* The pool's own. */
+	struct pool_job job;
+	struct link link;
 };
 
 /* Starts the first thread. Returns 0 or a negative errno. */

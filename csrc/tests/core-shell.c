@@ -431,9 +431,9 @@ static void check_counters(void)
 
 static void tear_down(void)
 {
-	worker_pool_stop(&core.workers);
-	worker_pool_stop(&core.cache_workers);
-	worker_pool_stop(&core.putters);
+	worker_pool_stop(&core.workers, 0);
+	worker_pool_stop(&core.cache_workers, 0);
+	worker_pool_stop(&core.putters, 0);
 	core_receive(&core);
 	while (core_step(&core))
 		;

@@ -48,7 +48,7 @@ bool control_pool_submit(struct control_pool *pool, struct control_job *job)
 	(void)pool;
 	current = job;
 	sleeps = 0;
-	work(job);
+	work(&job->job);
 	return true;
 }
 
