@@ -51,6 +51,26 @@ void utf8_repair(char *text)
 	}
 }
 
+static bool is_control(char c)
+{
+	return (unsigned char)c < ' ' || c == 127;
+}
+
+bool text_is_plain(const char *text)
+{
+	while (*text && !is_control(*text))
+		text++;
+	return !*text;
+}
+
+void text_make_plain(char *text)
+{
+	for (; *text; text++) {
+		if (is_control(*text))
+			*text = '?';
+	}
+}
+
 json_t *utf8_json(const char *text)
 {
 	_cleanup_free_ char *copy = NULL;

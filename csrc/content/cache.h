@@ -64,6 +64,8 @@ bool cache_lookup(const struct cache_object *object, uint64_t first, uint64_t la
 		  struct cache_lookup *lookup);
 /* Does the same without counting as a use, so that asking does not keep units from eviction. */
 bool cache_has(const struct cache_object *object, uint64_t first, uint64_t last);
+/* The same for a unit of a source, whose content may not be open. */
+bool cache_has_unit(const struct source *source, uint64_t unit);
 /* The descriptor to read from, at the same offsets as in the source. */
 int cache_fd(const struct cache_object *object);
 /* Whether the file is on tmpfs or ramfs, where plain system calls read best (docs/features.md). */

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/utf8.h"
+
 static const char of_etag[] = "etag ", of_date[] = "modified ";
 
 struct parts {
@@ -68,13 +70,8 @@ static bool is_valid(const struct parts *parts)
 bool identity_is_valid(const char *text)
 {
 	struct parts parts;
-	size_t length = 0;
 
-	for (; text[length]; length++) {
-		if ((unsigned char)text[length] < ' ' || text[length] == 127)
-			return false;
-	}
-	return length < IDENTITY_BYTES && split(text, &parts);
+	return strlen(text) < IDENTITY_BYTES && text_is_plain(text) && split(text, &parts);
 }
 
 bool identity_is_same(const char *one, const char *other)

@@ -205,8 +205,7 @@ static void ask(struct coded_run *coded)
 	run->length = coded->until - coded->from;
 	run->coded_bytes = run->length;
 	if (!coded->coded)
-		run_failed(run, FETCH_TRANSIENT,
-			   error_set(&run->error, -ENOMEM, "no memory for %u bytes", run->length));
+		run_lacks_memory(run);
 	else if (run->length)
 		coded->kind->inner->start(run);
 	else
@@ -463,8 +462,7 @@ static void coded_start(struct run *run)
 	struct iovec place = {};
 
 	if (!coded) {
-		run_failed(run, FETCH_TRANSIENT,
-			   error_set(&run->error, -ENOMEM, "no memory for a request"));
+		run_lacks_memory(run);
 		return;
 	}
 	coded->run = run;

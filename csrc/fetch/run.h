@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include <errno.h>
 #include <openssl/types.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -138,4 +139,10 @@ static inline void run_failed(struct run *run, enum fetch_failure failure, int e
 	run->result = err;
 	run->failure = failure;
 	run->sink->over(run);
+}
+
+static inline void run_lacks_memory(struct run *run)
+{
+	run_failed(run, FETCH_TRANSIENT,
+		   error_set(&run->error, -ENOMEM, "no memory for a request"));
 }

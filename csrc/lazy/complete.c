@@ -61,13 +61,6 @@ static bool next_range(const struct complete *complete, uint64_t *from, uint64_t
 	return true;
 }
 
-static bool is_cached(const struct source *source, uint64_t unit)
-{
-	const struct cache_object *object = cache_object_of(source);
-
-	return object && cache_has(object, unit, unit);
-}
-
 /* Opens the content; returns 0, or a negative errno, which is what its units fail with. */
 static int open_content(struct complete *complete, struct source *source)
 {
@@ -85,7 +78,7 @@ static void count(struct complete *complete)
 		open_content(complete, range.source);
 		for (uint64_t i = range.first; i < range.first + range.count; i++) {
 			uint32_t length = unit_extent(range.source, i).length;
-			bool cached = is_cached(range.source, i);
+			bool cached = cache_has_unit(range.source, i);
 
 			units++;
 			bytes += length;
@@ -136,7 +129,7 @@ static void collect(struct complete *complete)
 			continue;
 		}
 		for (uint64_t i = range.first; i < range.first + range.count; i++) {
-			if (is_cached(range.source, i) || !add(complete, range.source, i))
+			if (cache_has_unit(range.source, i) || !add(complete, range.source, i))
 				continue;
 			/* The next page begins behind this unit. */
 			if (i + 1 < range.first + range.count)

@@ -13,10 +13,9 @@
 static bool is_there(struct core *core, const struct source *source, uint64_t number)
 {
 	const struct unit *unit = unit_find(core, source, number);
-	const struct cache_object *object = cache_object_of(source);
 
 	return (unit && unit->state == UNIT_VERIFIED) ||
-	       (object && cache_has(object, number, number)); /* by another process, perhaps */
+	       cache_has_unit(source, number); /* by another process, perhaps */
 }
 
 void missed_add(struct core *core, const struct source *source, uint64_t number, uint64_t since_ns)

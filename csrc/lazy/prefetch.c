@@ -39,13 +39,6 @@ static void end(struct prefetch *run, enum prefetch_state state, const char *why
 		completion_put(run->core, run->over);
 }
 
-static bool is_cached(const struct source *source, uint64_t unit)
-{
-	const struct cache_object *object = cache_object_of(source);
-
-	return object && cache_has(object, unit, unit);
-}
-
 static uint64_t cost_ns(const struct prefetch *run, uint32_t bytes)
 {
 	uint64_t rate = run->plan.bytes_per_s;
@@ -218,7 +211,7 @@ static uint64_t begin_some(struct prefetch *run, uint64_t now_ns)
 
 		if (looks++ == LOOKS_AT_ONCE)
 			return now_ns;
-		if (is_cached(extent->source, number))
+		if (cache_has_unit(extent->source, number))
 			relaxed_add(&run->cached_units, 1);
 		else if (run->next_ns > now_ns)
 			return allowed_ns(run, most);

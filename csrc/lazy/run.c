@@ -525,13 +525,6 @@ static bool may_adopt(struct unit *unit, const struct run *run)
 	return unit->run == run || unit->state == UNIT_WANTED || unit->state == UNIT_RESTING;
 }
 
-static bool is_cached(const struct unit *unit)
-{
-	const struct cache_object *object = cache_object_of(unit->source);
-
-	return object && cache_has(object, unit->number, unit->number);
-}
-
 /* Finds the units of all of the object that this run can have, which has some of them. */
 static unsigned find_all(const struct run *run, struct unit **units, uint64_t total)
 {
@@ -542,7 +535,8 @@ static unsigned find_all(const struct run *run, struct unit **units, uint64_t to
 
 		if (!unit || !may_adopt(unit, run))
 			continue;
-		if (list_is_empty(&unit->subscriptions) && unit->run != run && is_cached(unit))
+		if (list_is_empty(&unit->subscriptions) && unit->run != run &&
+		    cache_has_unit(unit->source, number))
 			unit_let_go(unit);
 		else
 			units[count++] = unit;

@@ -15,8 +15,6 @@
 #include "base/cleanup.h"
 #include "content/cache/internal.h"
 
-enum { EVICT_AT_ONCE = 1024 };
-
 /* A command with its words, and what comes of it. */
 struct call {
 	struct cache *cache;
@@ -251,27 +249,6 @@ static int do_limit(struct call *call)
 	return err;
 }
 
-static int64_t empty(struct cache_object *object)
-{
-	uint64_t units[EVICT_AT_ONCE];
-	int64_t bytes = 0;
-
-	for (uint64_t unit = 0; unit < object->units;) {
-		int64_t evicted;
-		size_t count = 0;
-
-		for (; unit < object->units && count < EVICT_AT_ONCE; unit++) {
-			if (object_has(object, unit))
-				units[count++] = unit;
-		}
-		evicted = count ? object_evict(object, units, count, false, NULL) : 0;
-		if (evicted < 0)
-			return evicted;
-		bytes += evicted;
-	}
-	return bytes;
-}
-
 static int do_remove(struct call *call)
 {
 	const char *key = call->words[0];
@@ -289,7 +266,7 @@ static int do_remove(struct call *call)
 		error_set_hint(call->error, "btrfs-ublk cache unpin %s", key);
 		err = error_set(call->error, -EPERM, "content %s is pinned", key);
 	} else {
-		evicted = empty(object);
+		evicted = object_empty(object, 0, object->units, NULL);
 	}
 	content_release(object);
 	if (evicted < 0)

@@ -13,6 +13,8 @@
 #include "base/fileio.h"
 #include "content/cache/internal.h"
 
+enum { EVICT_AT_ONCE = 256 };
+
 static uint64_t group_offset(uint64_t group)
 {
 	return CACHE_HEADER_BYTES + group * sizeof(struct cache_group);
@@ -154,7 +156,7 @@ static int64_t evict_locked(struct cache_object *object, const uint64_t *units, 
 int64_t object_evict(struct cache_object *object, const uint64_t *units, size_t count, bool forced,
 		     uint64_t *cleared)
 {
-	uint64_t there[256], uncounted = 0;
+	uint64_t there[EVICT_AT_ONCE], uncounted = 0;
 	int64_t bytes = 0, result = object_lock(object);
 
 	if (result)
@@ -162,7 +164,7 @@ int64_t object_evict(struct cache_object *object, const uint64_t *units, size_t 
 	for (size_t i = 0; i < count && result >= 0;) {
 		size_t found = 0;
 
-		for (; i < count && found < sizeof(there) / sizeof(*there); i++) {
+		for (; i < count && found < EVICT_AT_ONCE; i++) {
 			/* The choice of victims may find a unit twice; count its bytes once. */
 			if (found && there[found - 1] == units[i])
 				continue;
@@ -174,6 +176,27 @@ int64_t object_evict(struct cache_object *object, const uint64_t *units, size_t 
 	}
 	object_unlock(object);
 	return result < 0 ? result : bytes;
+}
+
+int64_t object_empty(struct cache_object *object, uint64_t first, uint64_t end, uint64_t *cleared)
+{
+	uint64_t units[EVICT_AT_ONCE];
+	int64_t bytes = 0;
+
+	while (first < end) {
+		size_t count = 0;
+		int64_t evicted;
+
+		for (; first < end && count < EVICT_AT_ONCE; first++) {
+			if (object_has(object, first))
+				units[count++] = first;
+		}
+		evicted = count ? object_evict(object, units, count, false, cleared) : 0;
+		if (evicted < 0)
+			return evicted;
+		bytes += evicted;
+	}
+	return bytes;
 }
 
 static uint64_t count_groups(const struct cache_object *object, uint64_t first, uint64_t end)

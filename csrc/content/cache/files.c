@@ -11,6 +11,7 @@
 
 #include "base/cleanup.h"
 #include "base/fileio.h"
+#include "base/fnv.h"
 #include "base/message.h"
 #include "content/cache/internal.h"
 
@@ -22,15 +23,9 @@ static const char *file_name(const char *name, const char *ending, char text[FIL
 	return text;
 }
 
-/* FNV-1a. The header is small, and this guards against damage, not malice. */
 static uint64_t header_checksum(const struct cache_header *header)
 {
-	const uint8_t *bytes = (const uint8_t *)header;
-	uint64_t sum = 0xcbf29ce484222325u;
-
-	for (size_t i = 0; i < offsetof(struct cache_header, checksum); i++)
-		sum = (sum ^ bytes[i]) * 0x100000001b3u;
-	return sum;
+	return fnv_add(FNV_BEGIN, header, offsetof(struct cache_header, checksum));
 }
 
 static int header_make(struct cache_header *header, const uint8_t *key,

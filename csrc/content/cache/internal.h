@@ -282,6 +282,8 @@ int64_t object_set_bits(struct cache_object *object, const uint64_t *units, size
  */
 int64_t object_evict(struct cache_object *object, const uint64_t *units, size_t count, bool forced,
 		     uint64_t *cleared);
+/* Evicts all cached units of [first, end), and returns the same. */
+int64_t object_empty(struct cache_object *object, uint64_t first, uint64_t end, uint64_t *cleared);
 uint64_t object_count_units(const struct cache_object *object);
 uint64_t object_count_bytes(const struct cache_object *object);
 

@@ -250,6 +250,13 @@ bool cache_has(const struct cache_object *object, uint64_t first, uint64_t last)
 	return look_at(object, first, last, &lookup);
 }
 
+bool cache_has_unit(const struct source *source, uint64_t unit)
+{
+	const struct cache_object *object = cache_object_of(source);
+
+	return object && cache_has(object, unit, unit);
+}
+
 int cache_fd(const struct cache_object *object)
 {
 	return object->data_fd;

@@ -11,7 +11,7 @@
 #include "base/message.h"
 #include "content/cache/internal.h"
 
-enum { STAT_BLOCK_BYTES = 512, EVICT_AT_ONCE = 256 };
+enum { STAT_BLOCK_BYTES = 512 };
 
 static bool has_size(int fd, uint64_t bytes)
 {
@@ -41,30 +41,12 @@ bool object_is_whole(struct cache_object *object)
 	return false;
 }
 
-/* Drops units [first, last]. Returns how many of them were cached, or a negative errno. */
-static int64_t drop_units(struct cache_object *object, uint64_t first, uint64_t last)
-{
-	uint64_t units[EVICT_AT_ONCE];
-	int64_t dropped = 0, result = 0;
-
-	while (first <= last && result >= 0) {
-		size_t count = 0;
-
-		for (; first <= last && count < EVICT_AT_ONCE; first++) {
-			if (object_has(object, first))
-				units[count++] = first;
-		}
-		result = count ? object_evict(object, units, count, false, NULL) : 0;
-		dropped += (int64_t)count;
-	}
-	return result < 0 ? result : dropped;
-}
-
 /* Returns how many units were dropped, or a negative errno. */
 static int64_t drop_holes(struct cache_object *object)
 {
 	off_t end = (off_t)cache_data_bytes(object->size), at = 0;
-	int64_t dropped = 0, result = 0;
+	uint64_t dropped = 0;
+	int64_t result = 0;
 
 	while (at < end && result >= 0) {
 		off_t hole = lseek(object->data_fd, at, SEEK_HOLE);
@@ -78,11 +60,10 @@ static int64_t drop_holes(struct cache_object *object)
 			return -errno;
 		if (at < 0 || at > end)
 			at = end;
-		result = drop_units(object, object_unit_at(object, (uint64_t)hole),
-				    object_unit_at(object, (uint64_t)(at - 1)));
-		dropped += result;
+		result = object_empty(object, object_unit_at(object, (uint64_t)hole),
+				      object_unit_at(object, (uint64_t)(at - 1)) + 1, &dropped);
 	}
-	return result < 0 ? result : dropped;
+	return result < 0 ? result : (int64_t)dropped;
 }
 
 int object_check_data(struct cache_object *object)

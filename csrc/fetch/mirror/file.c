@@ -16,6 +16,7 @@
 
 #include "base/cleanup.h"
 #include "base/fileio.h"
+#include "base/fnv.h"
 #include "base/keys.h"
 #include "content/source.h"
 #include "fetch/dependence.h"
@@ -251,16 +252,13 @@ static void write_place(const struct mirror *mirror, char *text, size_t bytes)
 		snprintf(text, bytes, "%.*s", length, file->path);
 }
 
-/* Returns an FNV-1a hash that is never 0. */
+/* Returns a hash that is never 0. */
 static uint64_t place_of(const struct mirror *mirror)
 {
-	uint64_t sum = 0xcbf29ce484222325u;
 	char text[PATH_MAX];
 
 	write_place(mirror, text, sizeof(text));
-	for (const char *at = text; *at; at++)
-		sum = (sum ^ (uint8_t)*at) * 0x100000001b3u;
-	return sum | 1;
+	return fnv_add(FNV_BEGIN, text, strlen(text)) | 1;
 }
 
 static void file_start(struct run *run)
@@ -272,7 +270,7 @@ static void file_start(struct run *run)
 		job->expected = strdup(pinned);
 	if (!job || (pinned && !job->expected)) {
 		free(job);
-		run_failed(run, FETCH_TRANSIENT, error_set(&run->error, -ENOMEM, "no memory"));
+		run_lacks_memory(run);
 		return;
 	}
 	job->run = run;

@@ -210,12 +210,7 @@ static const struct mirror_ops http_ops = {
 	.parse = http_parse,
 	.close = http_close,
 	.object = &http_object_ops,
-	.inquire = object_inquire,
-	.start = object_start,
-	.ready = object_ready,
-	.cancel = object_cancel,
-	.resume = object_resume,
 	.host = http_host,
-	.cache = remote_cache,
+	OBJECT_MIRROR_OPS,
 };
 MIRROR_KIND(http_ops);

@@ -9,24 +9,18 @@
 #include <string.h>
 
 #include "base/cleanup.h"
+#include "base/utf8.h"
 #include "fetch/inquiry.h"
 #include "fetch/mirror/exchange.h"
 #include "fetch/mirror/hint.h"
 
 const struct object_front *object_front;
 
-/* Whether a text can be a line of a log and of a header, as the fetch process's server demands. */
-static bool is_plain(const char *text)
-{
-	while ((unsigned char)*text >= ' ' && *text != 127)
-		text++;
-	return !*text;
-}
-
+/* The fetch process's server takes no other. */
 const char *object_identity(const struct response *response, char text[static IDENTITY_BYTES])
 {
-	bool tagged = response->etag[0] && is_plain(response->etag);
-	bool dated = response->last_modified[0] && is_plain(response->last_modified);
+	bool tagged = response->etag[0] && text_is_plain(response->etag);
+	bool dated = response->last_modified[0] && text_is_plain(response->last_modified);
 
 	if (!tagged && !dated)
 		return NULL;
@@ -201,8 +195,7 @@ void object_start(struct run *run)
 		object->exchange.url = ops->url(mirror);
 	if (!object || !object->exchange.url) {
 		free(object);
-		run_failed(run, FETCH_TRANSIENT,
-			   error_set(&run->error, -ENOMEM, "no memory for a request"));
+		run_lacks_memory(run);
 		return;
 	}
 	object->ops = ops;

@@ -7,7 +7,7 @@
 
 #include "content/identity.h"
 #include "content/source.h"
-#include "fetch/mirror/response.h"
+#include "fetch/mirror/remote.h"
 
 struct object_ops {
 	char *(*url)(const struct mirror *mirror); /* malloc()ed; NULL: no memory */
@@ -36,6 +36,10 @@ void object_start(struct run *run);
 bool object_ready(const struct run *run);
 void object_cancel(struct run *run);
 void object_resume(struct run *run);
+/* What all kinds that have `object` have. */
+#define OBJECT_MIRROR_OPS                                                        \
+	.inquire = object_inquire, .start = object_start, .ready = object_ready, \
+	.cancel = object_cancel, .resume = object_resume, .cache = remote_cache
 
 /*
  * Where runs and inquiries go instead, if others ask the servers: each is as in struct mirror_ops. To

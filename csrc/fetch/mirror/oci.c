@@ -464,14 +464,9 @@ static const struct mirror_ops oci_ops = {
 	.parse = oci_parse,
 	.close = oci_close,
 	.object = &oci_object_ops,
-	.inquire = object_inquire,
 	.has_names = true,
-	.start = object_start,
-	.ready = object_ready,
-	.cancel = object_cancel,
-	.resume = object_resume,
 	.host = oci_host,
-	.cache = remote_cache,
 	.immutable = true,
+	OBJECT_MIRROR_OPS,
 };
 MIRROR_KIND(oci_ops);

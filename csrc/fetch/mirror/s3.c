@@ -307,12 +307,7 @@ static const struct mirror_ops s3_ops = {
 	.parse = s3_parse,
 	.close = s3_close,
 	.object = &s3_object_ops,
-	.inquire = object_inquire,
-	.start = object_start,
-	.ready = object_ready,
-	.cancel = object_cancel,
-	.resume = object_resume,
 	.host = s3_host,
-	.cache = remote_cache,
+	OBJECT_MIRROR_OPS,
 };
 MIRROR_KIND(s3_ops);

@@ -15,6 +15,7 @@
 
 #include "base/cleanup.h"
 #include "base/clock.h"
+#include "base/fnv.h"
 #include "base/json_text.h"
 #include "base/utf8.h"
 #include "fetch/fetcher_ops.h"
@@ -63,14 +64,9 @@ void token_key(const char *const texts[], char key[static TOKEN_KEY_BYTES])
 		sprintf(key + 2 * i, "%02x", digest[i]);
 }
 
-/* FNV-1a. */
 uint64_t token_number(const char *token)
 {
-	uint64_t number = 0xcbf29ce484222325ull;
-
-	for (; *token; token++)
-		number = (number ^ (unsigned char)*token) * 0x100000001b3ull;
-	return number ?: 1;
+	return fnv_add(FNV_BEGIN, token, strlen(token)) ?: 1;
 }
 
 /* Returns the locked file, -EAGAIN while another process has it, or another negative errno. */
@@ -296,12 +292,10 @@ void token_tell(struct fetcher *fetcher, const char *key, const char *text, cons
 		told->record.failed_ns = clock_now_ns() + FAILED_MS * NS_PER_MS;
 	}
 	/* It is shown to users, on terminals too, and goes into JSON. */
-	for (char *c = told->record.why; c && *c; c++) {
-		if ((unsigned char)*c < ' ' || *c == 127)
-			*c = '?';
-	}
-	if (told->record.why)
+	if (told->record.why) {
+		text_make_plain(told->record.why);
 		utf8_repair(told->record.why);
+	}
 	pthread_mutex_lock(&told_lock);
 	told->next = all_told;
 	all_told = told;

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/fnv.h"
 #include "base/keys.h"
 #include "fetch/mirror/remote.h"
 
@@ -188,14 +189,6 @@ static int copy_caches(struct remote *remote, const struct rule *rule, struct er
 	return remote->via ? 0 : error_set(error, -ENOMEM, "no memory for a URL");
 }
 
-static uint64_t add_to_hash(uint64_t hash, const char *text, size_t length)
-{
-	/* FNV-1a */
-	for (size_t i = 0; i < length; i++)
-		hash = (hash ^ (unsigned char)text[i]) * 0x100000001b3ull;
-	return hash;
-}
-
 static int compare(const void *one, const void *other)
 {
 	const struct via *a = one, *b = other;
@@ -243,9 +236,9 @@ int remote_settle_caches(struct remote *remote, const char *url, bool secret, st
 	/* Without the query: a signature is another one on each host. */
 	for (unsigned i = 0; i < remote->via_count; i++) {
 		struct via *cache = &remote->via[i];
-		uint64_t hash = add_to_hash(0xcbf29ce484222325ull, cache->url, strlen(cache->url));
+		uint64_t hash = fnv_add(FNV_BEGIN, cache->url, strlen(cache->url));
 
-		cache->weight = add_to_hash(hash, url, strcspn(url, "?"));
+		cache->weight = fnv_add(hash, url, strcspn(url, "?"));
 	}
 	if (remote->via_count)
 		qsort(remote->via, remote->via_count, sizeof(*remote->via), compare);

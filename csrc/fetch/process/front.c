@@ -9,6 +9,7 @@
 #include "base/array.h"
 #include "base/confine_process.h"
 #include "base/relaxed.h"
+#include "base/utf8.h"
 #include "content/identity.h"
 #include "fetch/event.h"
 #include "fetch/mirror/object.h"
@@ -143,8 +144,7 @@ static void send_run(struct slot *slot)
 	if (err) {
 		run = slot_leave(slot);
 		run->local_failure = true;
-		run_failed(run, FETCH_TRANSIENT,
-			   error_set(&run->error, err, "no memory for a request"));
+		run_lacks_memory(run);
 		return;
 	}
 	slot->sent = true;
@@ -236,13 +236,7 @@ static void say_taken(struct slot *slot)
 
 bool front_is_plain(const char *text)
 {
-	size_t length = 0;
-
-	for (; text[length]; length++) {
-		if ((unsigned char)text[length] < ' ' || text[length] == 127)
-			return false;
-	}
-	return length && length < IDENTITY_BYTES;
+	return *text && strlen(text) < IDENTITY_BYTES && text_is_plain(text);
 }
 
 /* These return false where no process of ours would say that. */

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "fetch/mirror/object.h"
 #include "fetch/mirror/remote.h"
 #include "fetch/process/internal.h"
@@ -122,10 +123,7 @@ static void on_deadline(struct timer *timer)
 static void set_text(char *to, size_t room, const char *text)
 {
 	snprintf(to, room, "%s", text);
-	for (; *to; to++) {
-		if ((unsigned char)*to < ' ' || *to == 127)
-			*to = '?';
-	}
+	text_make_plain(to);
 }
 
 static void take_error(struct inquiry *inquiry, int result, const char *text, const char *hint)
