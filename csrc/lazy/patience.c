@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* How long a run is waited for. */
+#include "lazy/patience.h"
+
 #include "lazy/core.h"
-#include "lazy/run.h"
 
 enum {
 	/*
@@ -13,8 +13,8 @@ enum {
 	/* The deadline of an attempt whose readers have none. */
 	ATTEMPT_MAX_S = 60,
 	/*
-	 * An attempt that began for nobody, or for a reader with more time, is given up when
-	 * nothing arrives for half of the new reader's time, or for this long.
+	 * An attempt that began without a reader, or for one with more time, is given up when nothing
+	 * arrives for half of the new reader's time, or for this long.
 	 */
 	SILENT_MAX_S = 5,
 	SILENT_MIN_MS = 500,

@@ -13,6 +13,7 @@
 #include "content/layout.h"
 #include "content/selection.h"
 #include "lazy/core.h"
+#include "lazy/patience.h"
 
 enum {
 	/* What a kind is told for several units: each of them has a deadline here. */
@@ -38,7 +39,7 @@ static struct unit *arriving(const struct run *run)
 
 /* Units leave. */
 
-/* Those from `index` on shall be fetched otherwise, if somebody wants them. */
+/* Those from `index` on leave the run, and are queued again if they are wanted. */
 static void leave_from(struct run *run, unsigned index)
 {
 	for (unsigned i = index; i < run->count; i++) {
@@ -56,7 +57,7 @@ void run_trim(struct run *run)
 {
 	unsigned count = run->count;
 
-	/* What comes anyway is kept, if nobody waits for it now. */
+	/* The server sends all of it anyway, so units without a reader stay. */
 	if (run->widened)
 		return;
 	while (count > run->next + 1 && list_is_empty(&run->units[count - 1]->subscriptions))
@@ -146,7 +147,7 @@ static void look_for_progress(struct timer *timer)
 {
 	struct run *run = container_of(timer, struct run, timer);
 	uint64_t now_ns = clock_now_ns();
-	/* What was before the request went out is nobody's silence. */
+	/* The time before the request went out does not count as silence. */
 	uint64_t since_ns = run->held ? now_ns : run->began_ns;
 
 	if (since_ns > run->watched_ns && now_ns < run->until_ns) {
@@ -319,7 +320,7 @@ static void expect_next(struct run *run)
 	unit_expect(arriving(run));
 }
 
-/* Whether it may be left out where memory lacks: it came unasked, or keeps a reader waiting. */
+/* Whether it may be left out where memory is short: it came unasked, or keeps a reader waiting. */
 static bool may_be_passed_over(const struct run *run)
 {
 	const struct unit *unit = arriving(run);
@@ -611,7 +612,7 @@ static uint64_t most_bytes(const struct run *run)
 
 	if (core->options.run_bytes && most > core->options.run_bytes)
 		most = core->options.run_bytes;
-	/* What nobody waits for gets half of the memory, and what was asked for arrives one day. */
+	/* Units without a reader get half of the memory, and what was asked for will need some of it. */
 	free_bytes -= core->asked_bytes < free_bytes ? core->asked_bytes : free_bytes;
 	return most < free_bytes ? most : free_bytes;
 }
@@ -641,7 +642,7 @@ static bool is_coded_and_long(const struct run *run, uint64_t bytes)
 	return bytes > CODED_RUN_BYTES || range.length > CODED_RUN_BYTES;
 }
 
-/* Returns how many units it may have, of which only the first has left its queue. */
+/* Returns how many units it may have. Only the first one has left its queue. */
 static unsigned count_units(const struct run *run, struct unit *first, uint64_t now_ns)
 {
 	struct core *core = run->core;
@@ -724,7 +725,7 @@ void run_begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns)
 	/* What it sends anyway is asked for once, even if others want some of it. */
 	if (run->widens && mirror->gives_all && !mirror->alone && !unit->rounds)
 		widen(run);
-	/* Digests say what is right, and what is decoded is so as a whole. */
+	/* Digests find a response that is too long, and so does decoding. */
 	run->sized = run->asked > 1 && !unit->source->has_digests && !unit->source->codec;
 	watch(run, now_ns);
 	run->deadline_ns = run->count > 1 ? now_ns + RUN_MAX_S * NS_PER_S : run->until_ns;
