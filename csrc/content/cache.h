@@ -74,7 +74,7 @@ bool cache_is_in_memory(const struct cache_object *object);
 bool cache_lookup_is_valid(const struct cache_object *object, const struct cache_lookup *lookup);
 /*
  * To be called after that: returns whether the bytes match the checksums of their blocks. If they
- * do not, fetch the unit; whoever fetches it drops it from the cache. `offset` is a multiple of 4
+ * do not, fetch the unit; who fetches it drops it from the cache. `offset` is a multiple of 4
  * KiB; so is `length`, except at the end of the source.
  */
 bool cache_verify(const struct cache_object *object, uint64_t offset, const uint8_t *data,

@@ -21,7 +21,7 @@ struct codec_io {
 	size_t out_bytes;
 };
 
-/* An index that is being made from the object, of which `coded` has all bytes. */
+/* An index that is being made from the object, whose bytes are all in `coded`. */
 struct codec_scan {
 	const uint8_t *coded;
 	uint64_t coded_bytes;

@@ -6,7 +6,7 @@
  *   struct codec_index_header, struct codec_index_point for each point, the windows one after the
  *   other. A window is what came out before its point, at most 32 KiB, as a zlib stream.
  *
- * All numbers are little-endian. Whoever wrote it, nothing in it is believed before it is checked.
+ * All numbers are little-endian. Each value is checked before it is used.
  */
 #pragma once
 

@@ -7,7 +7,7 @@
  *   struct selection_header, struct selection_unit for each unit, struct selection_piece for each
  *   piece, one unit after the other.
  *
- * All numbers are little-endian. Whoever wrote it, nothing in it is believed before it is checked.
+ * All numbers are little-endian. Each value is checked before it is used.
  */
 #pragma once
 

@@ -103,11 +103,11 @@ struct source {
 enum fetch_failure {
 	FETCH_TRANSIENT, /* no response, a reset, 5xx, too short: may work again at once, or elsewhere */
 	FETCH_BUSY,	 /* 429 or 503 with a time (retry_after_ms) */
-	FETCH_NO_LOGIN, /* our own credentials cannot be read, perhaps because they are being renewed */
-	FETCH_DENIED, /* 401, 403, no permission: useless to try before something changes */
-	FETCH_GONE,   /* 404, ENOENT */
-	FETCH_ABSENT, /* the same from a cache, which is no failure */
-	FETCH_LATER,  /* 425 from a cache: it is getting it, and is to be asked again; no failure */
+	FETCH_NO_LOGIN, /* the map's credentials cannot be read, perhaps because they are being renewed */
+	FETCH_DENIED,  /* 401, 403, no permission: useless to try before something changes */
+	FETCH_GONE,    /* 404, ENOENT */
+	FETCH_ABSENT,  /* the same from a cache, which is no failure */
+	FETCH_LATER,   /* 425 from a cache: it is getting it, so ask it again; no failure */
 	FETCH_CHANGED, /* not the object that was pinned */
 	FETCH_WRONG, /* a response that makes no sense: 200 for a range, an encoding, another length */
 };

@@ -35,12 +35,12 @@ int store_open(const char *path, struct map *map, const struct store_fetch_ops *
 	       struct store **store, struct error *error);
 void store_close(struct store *store);
 /*
- * Names who asks servers for sizes: without a fetcher, sources of servers must come with one. To be
- * called before anything is added.
+ * Names the fetcher that asks servers for sizes: without one, sources of servers must come with
+ * their size. To be called before anything is added.
  */
 void store_use_fetcher(struct store *store, struct fetcher *fetcher);
 
-/* One mapping that is to be added. */
+/* One mapping of a request. */
 struct store_addition {
 	/* Inputs. */
 	uint64_t offset; /* STORE_ANYWHERE: the lowest free range within store_room */

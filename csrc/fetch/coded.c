@@ -128,7 +128,7 @@ static void coded_take(struct run *run, size_t bytes)
 		container_of(link, struct coded_run, dependence)->run->progress++;
 }
 
-/* NB: for kinds that block, of which runs share nothing. */
+/* NB: for kinds that block, whose runs share nothing. */
 static uint8_t *coded_take_all(struct run *run, uint8_t *data)
 {
 	struct coded_run *coded = coded_of(run);
@@ -165,7 +165,7 @@ static void depend(struct coded_run *coded)
 		if (!other->shares || other->run->mirror != coded->run->mirror ||
 		    other->range.offset > offset || end < offset + SHARED_MIN_BYTES)
 			continue;
-		/* What nobody waits for may take long. */
+		/* A run without a reader may take long. */
 		if (coded->run->demanded && !other->run->demanded)
 			continue;
 		coded->from = end - offset < coded->range.length ? (uint32_t)(end - offset) :

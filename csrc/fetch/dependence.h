@@ -16,9 +16,10 @@
 void dependence_set_own(dev_t own);
 
 /*
- * Checks whether the file that `fd` refers to stands on our own device: directly, or through btrfs
- * with several devices, partitions, device mapper, RAID, and loop devices on files. Returns 0, or
- * -EDEADLK with the error filled in, which names `path`. What lies below network file systems,
- * overlays and other FUSE servers cannot be seen. Waits for nothing but the kernel's own tables.
+ * Checks whether the file that `fd` refers to is on this server's own device: directly, or through
+ * btrfs with several devices, partitions, device mapper, RAID, and loop devices on files. Returns
+ * 0, or -EDEADLK with the error filled in, which names `path`. What lies below network file
+ * systems, overlays and other FUSE servers cannot be seen. Waits for nothing but the kernel's own
+ * tables.
  */
 int dependence_check(int fd, const char *path, struct error *error);

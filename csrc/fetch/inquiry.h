@@ -16,7 +16,7 @@ struct fetcher;
 enum { INQUIRY_TEXT_MAX_BYTES = 256 << 10 /* of a document */ };
 
 struct inquiry {
-	/* Set by whoever starts it, zeroed otherwise. */
+	/* Set by the caller of inquire(), zeroed otherwise. */
 	struct fetcher *fetcher;
 	struct mirror *mirror;
 	const char *name;     /* of a document; NULL: the size and the identity are wanted */

@@ -25,7 +25,7 @@ struct unit;
 /* Where what arrives belongs. A mirror's kind calls these on the fetcher's thread. */
 struct run_sink {
 	/*
-	 * Stores where the next bytes belong to `parts`, of which there are `room`. Returns how
+	 * Stores in `parts`, which has `room` entries, where the next bytes belong. Returns how
 	 * many it has stored; 0: there is no place for them now, and ops->resume() follows, or
 	 * ops->cancel().
 	 */
@@ -50,7 +50,7 @@ struct run_sink {
 };
 
 struct run {
-	/* Set by whoever starts it. */
+	/* Set by the caller of start(). */
 	const struct run_sink *sink;
 	struct fetcher *fetcher;
 	struct mirror *mirror;
@@ -70,8 +70,8 @@ struct run {
 	/* A unit of it has failed before, so nothing is taken that was kept. */
 	bool again;
 	/*
-	 * Set by the kind: the request waits for something of this machine, so nobody is late with
-	 * an answer. When it goes out, the kind clears this, and sets `began_ns`.
+	 * Set by the kind: the request waits for something of this machine, so the server is not
+	 * late with an answer. When it goes out, the kind clears this, and sets `began_ns`.
 	 */
 	bool held;
 

@@ -12,8 +12,8 @@
 enum {
 	BUSY_MIN_MS = 100,
 	/*
-	 * A server may ask for days, or send nonsense, while readers wait for it: for longer than
-	 * this, only who can wait does; see busy_ns().
+	 * A server may ask for days, or send nonsense, while readers wait for it: only readers without
+	 * a deadline wait for longer than this; see busy_ns().
 	 */
 	BUSY_MAX_MS = 5000,
 	BUSY_PATIENT_MS = 60000, /* the same of readers without a deadline */
@@ -26,8 +26,8 @@ enum {
 	/* After how long a server is asked again that says for the first time that it has changed. */
 	DOUBT_MS = 500,
 	/*
-	 * A cache that says "later" at once does not wait for what it gets, as a site cache does: who
-	 * asks it again waits some of this first. After LATER_MAX_MS, the origin is asked.
+	 * A cache that says "later" at once, unlike a site cache, does not wait for what it gets: the
+	 * next request to it waits some of this first. After LATER_MAX_MS, the origin is asked.
 	 */
 	LATER_SOON_MS = 200,
 	LATER_PAUSE_MS = 200,
@@ -113,9 +113,9 @@ static void forget_doubt(struct mirror *mirror)
 }
 
 /*
- * Whether a server is asked once more before its object counts as changed, a little later: one
- * answer may be that of somebody on the way, or of a server that is starting. Only if it says the same
- * again, and has not been right meanwhile, it is believed.
+ * Whether a server is asked once more, a little later, before its object counts as changed: one
+ * answer may be that of a proxy, or of a server that is starting. The change is believed if the
+ * server says the same again, and has not been right meanwhile.
  */
 static bool doubt_change(const struct unit *unit, struct mirror *mirror, uint64_t began_ns,
 			 const char *why)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * What units want of the cache: look-ups, which are waited for only so long, and the queue of units
- * that were delivered and are to be put in. Both are done by workers of their own, because the
+ * that were delivered and wait to be put in. Both are done by workers of their own, because the
  * cache's disk, or another process that has locked the cache, may hold them for any time.
  */
 #include <errno.h>
@@ -199,7 +199,7 @@ static void put_all(struct pool_job *job)
 	}
 }
 
-/* Takes it out of the queue of units that are to be put in. */
+/* Takes it out of the queue of units that wait to be put in. */
 static void leave(struct unit *unit)
 {
 	list_remove(&unit->in_queue);
@@ -325,7 +325,7 @@ void unit_verified(struct unit *unit, bool found)
 
 /*
  * Drops a unit from that queue, because its memory is needed. `wanted`: if there is no other, one
- * that somebody wants to be in the cache. Returns false when there is none.
+ * that a prefetch wants in the cache. Returns false when there is none.
  */
 static bool drop_one(struct core *core, bool wanted)
 {

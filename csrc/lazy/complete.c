@@ -17,7 +17,7 @@ enum {
 	PAGE_S = 2, /* how long a prefetch takes, about */
 	PAGE_MOST_BYTES = 64 << 20,
 	PAGE_MOST_UNITS = 1024,
-	TRIAL_UNITS = 4, /* after a page of which nothing was to be had */
+	TRIAL_UNITS = 4, /* after a page that gave nothing */
 	QUIET_IDLE_MS = 1000,
 	QUIET_MS = 10,
 	AT_ONCE_IDLE = 16,
@@ -115,7 +115,7 @@ static bool add(struct complete *complete, struct source *source, uint64_t unit)
 	return plan->count == page_units(complete) || complete->plan_bytes >= page_bytes(complete);
 }
 
-/* Collects the next units that lack. */
+/* Collects the next units that the cache lacks. */
 static void collect(struct complete *complete)
 {
 	struct prefetch_extent range;

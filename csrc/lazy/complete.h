@@ -25,7 +25,7 @@ enum complete_state {
 	COMPLETE_FETCHING,
 	COMPLETE_PAUSED,   /* a prefetch of a client runs */
 	COMPLETE_RETRYING, /* units failed; it tries again later */
-	COMPLETE_FULL,	   /* what lacks has no room in the cache; it looks again later */
+	COMPLETE_FULL,	   /* the cache has no room for the rest; it looks again later */
 	COMPLETE_DONE,	   /* it looks from time to time whether the map names more */
 };
 
@@ -38,7 +38,7 @@ struct complete {
 	struct completion begin, over; /* it may begin; its prefetch has ended */
 	struct timer timer;	       /* when to look again */
 
-	/* Of the worker that looks for what lacks, else of the fetcher's thread. */
+	/* Of the worker that looks for units that the cache lacks, else of the fetcher's thread. */
 	struct pool_job job;
 	bool looking;
 	struct prefetch_plan plan; /* what was found */

@@ -26,7 +26,7 @@ enum {
 	UNIT_BUCKETS = 4096, /* units of 4 KiB that memory has room for are 6,144 */
 	/* SHA-256 of so much takes no longer than waking a worker and being woken by it. */
 	HASH_AT_ONCE_BYTES = 16 << 10,
-	/* A single unit in flight may be larger: nothing else is to be done meanwhile. */
+	/* A single unit in flight may be larger: nothing else waits for the thread meanwhile. */
 	HASH_ALONE_BYTES = 256 << 10,
 	/* of one mirror for one unit, after which the unit does not ask it again */
 	WRONG_ANSWERS_MAX = 3,
@@ -157,7 +157,7 @@ struct fetch_counts {
 	/* The current state. */
 	uint64_t reads_waiting, units_queued, units_in_flight, buffer_bytes;
 	uint64_t
-		unstored_bytes; /* of units that are to be put in the cache; part of `buffer_bytes` */
+		unstored_bytes; /* of units that wait to be put in the cache; part of `buffer_bytes` */
 };
 
 /*
@@ -235,7 +235,7 @@ struct core {
 
 /* core.c */
 
-/* Has it taken by the next step. Does nothing when that is so already. */
+/* Has it taken by the next step. Does nothing when it is queued already. */
 void completion_put(struct core *core, struct completion *completion);
 /* The same from any thread. */
 void core_send(struct core *core, struct completion *completion);
@@ -322,7 +322,7 @@ struct mirror *mirror_choose(struct unit *unit, uint64_t now_ns, uint64_t *at_ns
 bool mirror_has_other(const struct unit *unit, const struct mirror *mirror, uint64_t now_ns);
 /* Has all units choose again that wait for a host, because it is worse than it was. */
 void units_choose_again(struct core *core, struct host *host);
-/* Enters the queue of the host of the mirror that is to be asked. `first`: or rests, or fails. */
+/* Chooses a mirror, and enters the queue of its host. `first`: or rests, or fails. */
 void unit_choose(struct unit *unit, bool first);
 /*
  * For the first in the queue of its host. Returns the mirror to ask, or NULL: it waits elsewhere,

@@ -358,7 +358,7 @@ int fetcher_stop(struct fetcher *fetcher)
 	__atomic_store_n(&server->stopping, true, __ATOMIC_RELEASE);
 	fetcher_abandon(fetcher);
 	if (!clock_join(server->thread, STOP_WAIT_MS)) {
-		/* Whoever has answered to readers may be closed. */
+		/* What has delivered to readers may be closed now. */
 		(void)__atomic_load_n(&server->core.ending, __ATOMIC_ACQUIRE);
 		return -ETIMEDOUT;
 	}

@@ -30,7 +30,7 @@ struct fetcher_options {
 	 * instead; 0: as hosts usually take, and 5000 at most
 	 */
 	unsigned silent_ms;
-	bool spawns; /* kinds of mirrors start programs of ours; see fetcher_ops.h */
+	bool spawns; /* kinds of mirrors start btrfs-ublk-fetch; see fetcher_ops.h */
 };
 
 /*

@@ -92,7 +92,7 @@ void disk_note(struct core *core, unsigned disk, int err)
 	relaxed_store(&error->err, err);
 }
 
-/* What is lacking is named as in docs/design/threat-model.md. */
+/* What it lacks is named as in docs/design/threat-model.md. */
 static int add_process(json_t *stats, const struct core *core)
 {
 	const struct process_counts *counts = &core->fetcher->processes;

@@ -59,7 +59,7 @@ static unsigned most_under_way(const struct prefetch *run)
 {
 	unsigned most = run->plan.at_once;
 
-	/* So few do not hold readers up, who mostly wait for the next of them when a start is read. */
+	/* So few do not delay readers, who mostly wait for the next of these units. */
 	if (!run->core->counts.reads_waiting || most <= YIELDING_SHARE)
 		return most;
 	return most / YIELDING_SHARE;

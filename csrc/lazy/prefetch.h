@@ -94,7 +94,7 @@ int prefetch_start(struct prefetch *prefetch, const struct prefetch_plan *plan, 
 void prefetch_cancel(struct prefetch *prefetch, uint64_t id);
 /* Says that a client still waits for the prefetch. */
 void prefetch_follow(struct prefetch *prefetch, uint64_t id);
-/* Whether that prefetch is running; `id` 0 stands for any. */
+/* Whether that prefetch is running; `id` 0: any. */
 bool prefetch_is_running(const struct prefetch *prefetch, uint64_t id);
 /* Describes the last prefetch; JSON null when there was none. */
 json_t *prefetch_json(const struct prefetch *prefetch);

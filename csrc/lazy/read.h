@@ -43,7 +43,7 @@ struct lazy_read {
 	unsigned count, left;
 };
 
-/* Begins a read, for who has the core; it may end at once. */
+/* Begins a read, on the thread that has the core; it may end at once. */
 void read_begin(struct core *core, struct lazy_read *read);
 /* Has the fetcher's thread begin it. Any thread may call this; it never waits. */
 void read_send(struct core *core, struct lazy_read *read);

@@ -96,8 +96,8 @@ static void drop(struct trace *trace)
 }
 
 /*
- * Ends a recording whose lease is over. Readers call this and must not wait: whoever holds the lock
- * either renews the lease, or the next read ends it.
+ * Ends a recording whose lease is over. Readers call this and must not wait: the holder of the lock
+ * renews the lease, or the next read ends it.
  */
 static void end_if_over(struct trace *trace)
 {

@@ -9,7 +9,7 @@
 #include "lazy/core.h"
 
 enum {
-	/* the place of jobs that may pin, and so wait for whoever writes to the map */
+	/* the place of jobs that may pin, and so wait for other writers of the map */
 	MAP_PLACE = 1,
 };
 
@@ -82,8 +82,8 @@ static int check(struct unit *unit)
 	if (known && memcmp(found, expected, sizeof(expected)) != 0)
 		return -EBADMSG;
 	/*
-	 * NB: pin the identity before the digest. If another identity had been pinned first, our
-	 * digest would stay although nobody has read that content, and the right content would be
+	 * NB: pin the identity before the digest. If another identity had been pinned first, this
+	 * digest would stay although that content was never read, and the right content would be
 	 * refused for ever.
 	 */
 	err = pin_identity(unit);

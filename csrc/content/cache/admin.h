@@ -5,7 +5,7 @@
 #include "content/cache.h"
 
 /*
- * Runs a command, of which a KEY has 64 hexadecimal digits like the names of files:
+ * Runs a command. A KEY has 64 hexadecimal digits, like the names of files:
  *
  *   status		{"directory", "bytes", "free_bytes", "contents"}; the contents as
  *			{"key", "size", "unit_bytes", "units", "cached_units", "cached_bytes",

@@ -2,7 +2,7 @@
 /*
  * Chooses the units to evict. There are two classes, as in S3-FIFO: *probation*, a queue of the
  * units that this process has put last, where units that were not wanted again go first; and all
- * others, of which a sample is taken (random runs in random contents) and the least wanted go. So a
+ * others: a sample of them is taken (random runs in random contents), and the least wanted go. So a
  * scan evicts its own units, not those in use. The state is approximate, and of fixed size.
  */
 #include <errno.h>

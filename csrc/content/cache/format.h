@@ -2,11 +2,11 @@
 /*
  * What lies in the directory of a cache. All numbers are little-endian. docs/cache.md describes it.
  *
- * lock		flock(2): who adds or removes files, or evicts
+ * lock		flock(2): held to add or remove files, or to evict
  * state	bytes in use, and how often units were wanted: of no value after a crash of the machine
  * KEY.data	the units, each at its place; behind them (at a multiple of 4 KiB) the header once more, and
  *		(at a multiple of 64 KiB) a crc32c of each block of 4 KiB
- * KEY.bits	the header, and which units are there; flock(2): who changes that
+ * KEY.bits	the header, and which units are there; flock(2): held to change that
  * KEY.pin	empty: this content is never evicted
  */
 #pragma once

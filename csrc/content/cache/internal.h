@@ -150,8 +150,8 @@ int limits_write(struct cache *cache, uint64_t max_bytes, uint64_t reserve_bytes
 		 struct error *error);
 
 /*
- * lock.c: processes, and the threads of each, exclude each other. Whoever locks the directory first
- * opens its state.
+ * lock.c: processes, and the threads of each, exclude each other. The first lock of a process opens
+ * the directory's state.
  */
 int cache_lock(struct cache *cache);
 /* Waits no longer than that: -EAGAIN. `error` is about the state. */
@@ -257,7 +257,10 @@ static inline uint64_t object_unit_length(const struct cache_object *object, uin
 	return rest < object->unit_bytes ? rest : object->unit_bytes;
 }
 
-/* How many bytes `count` units take in the file, of which the last one of all is one, or is not. */
+/*
+ * How many bytes `count` units take in the file. `with_last`: the content's last unit is one of
+ * them.
+ */
 static inline uint64_t object_units_bytes(const struct cache_object *object, uint64_t count,
 					  bool with_last)
 {

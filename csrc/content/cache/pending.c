@@ -21,7 +21,7 @@ enum {
 	SWEEP_MS = 1000,
 	SWEEP_IDLE_MS = 16000,
 	FULL_BYTES = 32 << 20,	/* of waiting units: do not gather more */
-	MOST_BYTES = 128 << 20, /* of waiting units: whoever puts more has to wait */
+	MOST_BYTES = 128 << 20, /* of waiting units: a thread that puts more waits */
 	MOST_SLOTS = PENDING_SLOTS * 3 / 4,
 };
 

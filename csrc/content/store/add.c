@@ -204,7 +204,7 @@ static bool may_be_chosen(const struct store_room *room, uint64_t offset, uint64
 
 struct wanted {
 	const struct request *request;
-	const struct mapping *mapping; /* of which the offset is of no account */
+	const struct mapping *mapping; /* at any offset */
 };
 
 static bool is_as_wanted(const void *argument, uint64_t offset)

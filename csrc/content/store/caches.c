@@ -82,7 +82,7 @@ int new_source_store_caches(struct store *store, const struct new_source *made)
 	return err;
 }
 
-/* What it lacks memory for is counted, see json_text_losses(), or an error. */
+/* A lack of memory is an error, or counted (json_text_losses()). */
 static int add(json_t *text, uint64_t number, const char *words)
 {
 	json_t *mirror = json_array_get(json_object_get(text, "mirrors"), number);

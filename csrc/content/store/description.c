@@ -17,7 +17,7 @@
 #include "content/layout.h"
 #include "content/store/internal.h"
 
-/* Stands for a size that is not known yet; all kinds accept it. */
+/* For a size that is not known yet; all kinds accept it. */
 static const json_int_t some_size = 4096;
 
 static const char *const of_source[] = { "size",  "unit",  "root",	 "digests",
@@ -170,7 +170,7 @@ static int finish(struct new_source *made, struct error *error)
 }
 
 /*
- * "identity" is what somebody has read of the object that the first mirror has, as in a listing.
+ * "identity" is that of the object that the first mirror has, as a listing says it.
  * It is pinned, and another one makes another source. Its text stays one that older servers read.
  */
 static int take_identity(struct new_source *made, struct error *error)

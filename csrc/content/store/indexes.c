@@ -90,7 +90,7 @@ static int parse_file(struct new_source *made, const struct codec_ops *codec, co
 	return err;
 }
 
-/* Where the pieces begin in a file, of which nothing has been checked but that it has a header. */
+/* Where the pieces begin in a file, whose header may say anything. */
 static uint64_t head_bytes(const struct new_source *made)
 {
 	const struct selection_header *header =

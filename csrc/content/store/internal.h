@@ -71,7 +71,7 @@ struct store {
 	 * There are two connections, so that a large addition does not delay a read that needs a
 	 * digest. Each lock protects a connection and its statements. `write_lock` also protects
 	 * the sources. Only the holder of `add_lock`, which comes first, may add to the map and to
-	 * the sources: who only reads the latter needs one of both.
+	 * the sources: to read the latter takes one of both.
 	 */
 	pthread_mutex_t add_lock, write_lock, read_lock;
 	struct slices slices;	      /* of the holder of add_lock */
@@ -131,7 +131,7 @@ int store_has_table(sqlite3 *db, const char *name);
 const char *store_identity_of(const char *text);
 
 /*
- * slices.c: writes a request in short transactions, all of which count or none. All but
+ * slices.c: writes a request in short transactions: all count, or none. All but
  * slice_pass() are for the holder of add_lock, and take write_lock themselves.
  */
 int slice_begin(struct store *store, const struct map *batch, const bool *over);
@@ -204,7 +204,7 @@ static inline bool digest_parse(const char *text, uint8_t digest[static SOURCE_D
 	       hex_decode(text, digest, SOURCE_DIGEST_BYTES);
 }
 
-/* description.c: a source that is to be added, or is in the map already. */
+/* description.c: a source of a request, which the map may have already. */
 struct new_source {
 	struct source *source; /* parsed; its id is 0 while it is not in the map */
 	struct source *known;  /* the identical one in the map, or that is to come there, or NULL */
@@ -333,7 +333,7 @@ void digest_page_keep(struct store *store, const struct source *source, uint64_t
 void digest_pages_free(struct store *store);
 
 /* pins.c */
-/* Takes write_lock, after the pins that wait for it: for who takes it again and again. */
+/* Takes write_lock, after the pins that wait for it: for those who take it again and again. */
 void store_lock_after_pins(struct store *store);
 int pin_queue_init(struct pin_queue *queue);
 void pin_queue_deinit(struct pin_queue *queue);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Loads the file into memory. Everything is validated as if anybody could have written it. */
+/* Loads the file into memory. Everything is validated as if an attacker had written it. */
 #include <endian.h>
 #include <errno.h>
 #include <inttypes.h>

@@ -39,7 +39,7 @@ struct carriage_ops {
 	/* A line of the head, with its end. */
 	void (*line)(struct carriage *carriage, const char *line, size_t length);
 	/*
-	 * Stores where the next bytes of the body belong to `parts`, of which there are `room`, and
+	 * Stores in `parts`, which has `room` entries, where the next bytes of the body belong, and
 	 * returns how many it has stored. 0: no more belong anywhere, so that the request has
 	 * failed. Or CARRIER_UNWANTED (this body is thrown away), or CARRIER_PAUSED.
 	 */

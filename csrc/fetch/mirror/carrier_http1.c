@@ -595,7 +595,7 @@ static void give_up(struct carriage *carriage, const char *why)
 	carriage->ops->over(carriage, CURLE_OPERATION_TIMEDOUT);
 }
 
-/* To be called again when a request is sent later: nobody was slow before. */
+/* To be called again when a request is sent later: the time before does not count. */
 static void set_timer(struct carriage *carriage, uint64_t now_ns)
 {
 	uint64_t at_ns = now_ns + TRANSFER_LOW_SPEED_S * NS_PER_S;

@@ -266,7 +266,7 @@ static int usual_paths(struct paths *paths)
 	char run[50];
 	int err;
 
-	/* Either of them stands for all others. */
+	/* Either of them replaces all others. */
 	if (named || docker)
 		return add_path(paths, named ?: docker, named ? "" : "/config.json");
 	snprintf(run, sizeof(run), "/run/containers/%u", geteuid());

@@ -16,8 +16,8 @@ struct docker_login {
 
 /*
  * Finds the credentials for a repository of `registry`, named as in image names. `path` is the file,
- * like Docker's config.json; NULL stands for the usual ones, which may be missing, and whose first
- * that has any counts. To be called on a worker: it reads files, and may run credential helpers for
+ * like Docker's config.json; NULL: the usual ones, which may be missing; the first that has any
+ * counts. To be called on a worker: it reads files, and may run credential helpers for
  * at most 10 s each; one that is not installed has none. `seen` is the helper's answer that the
  * caller has had, at first 0: another one's recent answer is used only where it is newer
  * (helper.h). Returns 0, or a negative errno with the error filled in.

@@ -311,7 +311,7 @@ static const char *explain(struct exchange *exchange, struct error *whole)
 	return whole->text;
 }
 
-/* Some stores answer only those who come from their registry. Its paths are not their concern. */
+/* Some stores want the registry as the referer. They get its origin, without a path. */
 static int set_referer(struct exchange *exchange)
 {
 	const char *url = current_url(exchange), *authority = strstr(url, "://") + 3;

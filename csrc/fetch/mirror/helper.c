@@ -143,24 +143,24 @@ static int talk(pid_t pid, int fd, const char *input, uint32_t timeout_ms, struc
 static int run(const char *const arguments[], const char *input, uint32_t timeout_ms,
 	       struct secret *output, int *status, struct error *error)
 {
-	_cleanup_close_ int ours = -1, theirs = -1;
+	_cleanup_close_ int local = -1, remote = -1;
 	int fds[2];
 	pid_t pid;
 	int err;
 
 	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds))
 		return error_set(error, -errno, "cannot make a socket: %s", strerror(errno));
-	ours = fds[0];
-	theirs = fds[1];
+	local = fds[0];
+	remote = fds[1];
 	output->text = calloc(1, OUTPUT_BYTES + 1);
 	if (!output->text)
 		return error_set(error, -ENOMEM, "no memory for a helper's output");
-	err = start(arguments, theirs, &pid);
+	err = start(arguments, remote, &pid);
 	if (err)
 		return error_set(error, err, "cannot run %s: %s", arguments[0], strerror(-err));
 	/* Close our copy, or its output would never end. */
-	close(take_fd(&theirs));
-	err = talk(pid, ours, input, timeout_ms, output, status);
+	close(take_fd(&remote));
+	err = talk(pid, local, input, timeout_ms, output, status);
 	if (err)
 		return error_set(error, err, "%s: %s", arguments[0],
 				 err == -ETIMEDOUT ? "no answer in time" : strerror(-err));

@@ -9,7 +9,7 @@
 #include "fetch/mirror/secret.h"
 
 enum {
-	/* As libcurl does: an older connection may have been forgotten by somebody on the way. */
+	/* As libcurl does: a router or proxy may have forgotten an older connection. */
 	IDLE_MAX_S = 118,
 };
 

@@ -80,10 +80,10 @@ static bool is_text(const char *text)
 	return true;
 }
 
-/* Whether libcurl would send it unchanged beside our own headers. */
+/* Whether libcurl would send it unchanged beside the headers that each request has. */
 static bool is_additional(const char *header)
 {
-	static const char *const ours[] = {
+	static const char *const reserved[] = {
 		"host",
 		"range",
 		"referer",
@@ -106,8 +106,8 @@ static bool is_additional(const char *header)
 	if (!name || header[name] != ':' || !is_text(header) ||
 	    !header[name + 1 + strspn(header + name + 1, " \t")])
 		return false;
-	for (size_t i = 0; i < sizeof(ours) / sizeof(*ours); i++) {
-		if (strlen(ours[i]) == name && !strncasecmp(header, ours[i], name))
+	for (size_t i = 0; i < sizeof(reserved) / sizeof(*reserved); i++) {
+		if (strlen(reserved[i]) == name && !strncasecmp(header, reserved[i], name))
 			return false;
 	}
 	return true;

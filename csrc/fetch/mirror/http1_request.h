@@ -15,8 +15,8 @@ struct http1_target {
 
 /*
  * Whether carrier_http1 can make a request; stores its target. What libcurl would have to look up
- * or to change (a proxy, a user, a name beyond ASCII, a header of the login that would replace one of
- * ours) is not for it, nor what is too long.
+ * or to change (a proxy, a user, a name beyond ASCII, a header of the login that would replace one
+ * that each request has) is not for it, nor what is too long.
  */
 bool http1_request_is_plain(const struct carriage *carriage, struct http1_target *target);
 

@@ -137,7 +137,10 @@ static void on_asked(struct exchange *ask)
 		err = load->remote->ops->answered(load->remote, load->login, ask->text,
 						  &load->error);
 	exchange_clear(ask);
-	/* What a proxy or TLS refuses, or is given up, is so for a reason that others may not have. */
+	/*
+	 * A refusal by a proxy or TLS, or a request that was given up, says nothing about other
+	 * maps' logins.
+	 */
 	if (err && err != -ECANCELED && (!denied || refused))
 		why = load->error.text;
 	remote_tell_token(load->fetcher, load->remote, err ? NULL : login_token(load->login), why,

@@ -415,7 +415,7 @@ static void on_inquired(struct exchange *exchange)
 /*
  * Asks for a range of one byte instead of HEAD: signed URLs are for GET, and only that shows that
  * ranges work, which an object needs that is not read as a whole. Some take its end, 0, for none, and
- * send everything, of which one byte is taken.
+ * send everything. One byte of that is taken.
  */
 void object_inquire(struct inquiry *inquiry)
 {

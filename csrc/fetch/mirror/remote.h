@@ -121,7 +121,7 @@ void remote_set_reader(int (*read)(struct remote *remote, struct login *login,
 				   struct error *error));
 
 /*
- * Has another process told of a token that was asked for, in the place of token_tell(). To be called
+ * Has another process told of a token that was asked for, instead of token_tell(). To be called
  * before there are other threads.
  */
 void remote_set_teller(void (*tell)(struct fetcher *fetcher, struct remote *remote,
@@ -179,9 +179,9 @@ void login_put_off(struct remote *remote);
 /* To be called when it was refused: the next request makes another one. */
 void login_drop(struct remote *remote, const struct login *login);
 /*
- * To be called when a server's certificate was refused, or ours cannot be used: the files may be
- * others now. The next request makes another login, but not sooner than some seconds after that was
- * last tried.
+ * To be called when a server's certificate was refused, or the client's cannot be used: the files
+ * may be others now. The next request makes another login, but not sooner than some seconds after
+ * that was last tried.
  */
 void login_distrust(struct remote *remote, struct login *login);
 /*

@@ -78,7 +78,7 @@ static void take_range(struct response *response, const char *value)
 
 	if (response->status == 416 && parse_no_range(value, &response->range_total))
 		return;
-	/* "bytes 0--1/0" or "bytes 0-0/0", in the place of 416. */
+	/* "bytes 0--1/0" or "bytes 0-0/0", instead of 416. */
 	if (response->status == 206 && is_of_nothing(value))
 		response->range_total = 0;
 	if (!parse_range(value, &first, &last, &total) ||
@@ -315,7 +315,7 @@ struct response_verdict response_judge(const struct response *response,
 {
 	if (response_is_empty(response)) {
 		error_set_text(error, "the object is empty (0 bytes)");
-		/* NB: who has nothing may be somebody on the way. */
+		/* NB: a proxy may answer so instead of the server. */
 		return response->status == 200 ? wrong() : changed();
 	}
 	if ((response->status == 200 || response->status == 206) && response->encoding[0]) {

@@ -152,7 +152,10 @@ static void write_record(int fd, const struct record *record)
 	json_decref(object);
 }
 
-/* A failure takes no token away that another one has got meanwhile: who asks leaves none that is bad. */
+/*
+ * A failure removes no token that another process has got meanwhile: TOKEN_ASK has removed a bad
+ * one.
+ */
 static void update_record(int fd, const struct told *told)
 {
 	struct record record = {};

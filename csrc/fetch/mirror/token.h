@@ -31,7 +31,7 @@ enum token_state {
 	TOKEN_REFUSED, /* it has refused these credentials less than a second ago */
 };
 
-/* Names what a token is for: a hash of texts (NULL ends them), of which some may be secrets. */
+/* Names what a token is for: a hash of texts, which may be secrets. NULL ends them. */
 void token_key(const char *const texts[], char key[static TOKEN_KEY_BYTES]);
 /* Tells a token from others; never 0. */
 uint64_t token_number(const char *token);

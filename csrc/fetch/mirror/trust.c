@@ -44,7 +44,7 @@ static X509_STORE *parse(const struct secret *file)
 		X509_STORE_free(store);
 		return NULL;
 	}
-	/* As libcurl does: a certificate that is in the file is trusted, whoever has signed it. */
+	/* As libcurl does: a certificate that is in the file is trusted, without a look at its issuer. */
 	X509_STORE_set_flags(store, X509_V_FLAG_TRUSTED_FIRST | X509_V_FLAG_PARTIAL_CHAIN);
 	return store;
 }

@@ -10,8 +10,8 @@
 enum via_rules { VIA_OF_DEVICE, VIA_OF_HOST, VIA_RULES };
 
 /*
- * Takes [{"for": PATTERN, "caches": [URL, ...], "plain": false}, ...], of which the first that
- * matches the host of a mirror without caches of its own counts. To be called before any source is
+ * Takes [{"for": PATTERN, "caches": [URL, ...], "plain": false}, ...]. The first that matches the host
+ * of a mirror without caches of its own counts. To be called before any source is
  * parsed; they count for all sources, so others than before are refused. Returns 0, -EINVAL with
  * the error filled in, or -ENOMEM.
  */

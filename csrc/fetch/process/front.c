@@ -239,7 +239,7 @@ bool front_is_plain(const char *text)
 	return *text && strlen(text) < IDENTITY_BYTES && text_is_plain(text);
 }
 
-/* These return false where no process of ours would say that. */
+/* These return false where a genuine fetch process would not say that. */
 
 static bool take_identity(struct slot *slot, const uint8_t *body, size_t bytes)
 {
@@ -433,7 +433,9 @@ static bool ask_login(struct front *front, const uint8_t *body, size_t bytes)
 	return true;
 }
 
-/* It is kept under what the server knows of the mirror, so that it is for nobody else. */
+/*
+ * It is kept under what the server knows of the mirror: the process cannot give it to another one.
+ */
 static bool take_token(struct front *front, const uint8_t *body, size_t bytes)
 {
 	const uint8_t *end = body + bytes;

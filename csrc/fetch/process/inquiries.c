@@ -13,7 +13,7 @@
 #include "fetch/mirror/remote.h"
 #include "fetch/process/internal.h"
 
-/* How many processes are asked: one may have died of somebody else's answer. */
+/* How many processes are asked: one may have died of the answer to another inquiry. */
 enum { TRIES = 2 };
 
 static void free_unused(struct question *question)
@@ -155,7 +155,7 @@ static bool take_found(struct inquiry *inquiry, uint64_t size, const char *ident
 	return !*identity || inquiry->found.identity;
 }
 
-/* Returns false where no process of ours would say that. */
+/* Returns false where a genuine fetch process would not say that. */
 bool question_take_answer(struct question *question, const uint8_t *body, size_t bytes)
 {
 	const uint8_t *end = body + bytes;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What front.c (runs, logins and messages) and life.c (the process) share; for nobody else. */
+/* What front.c (runs, logins and messages) and life.c (the process) share. */
 #pragma once
 
 #include <stdbool.h>
@@ -80,7 +80,7 @@ struct front {
 	struct timer tick, retry;
 	struct timer flush;   /* what a reader's thread could not send */
 	bool greeted;	      /* it has said what it is */
-	unsigned logins_sent; /* of which it has not said that they are of no use */
+	unsigned logins_sent; /* less those that it has said to be of no use */
 	unsigned unanswered;  /* ticks */
 	uint64_t busy_ns;     /* when it last had something to do */
 	uint64_t began_ns;
@@ -100,7 +100,7 @@ struct run *slot_leave(struct slot *slot);
 void slot_free(struct slot *slot);
 /* Sends what has waited for a process. */
 void front_send_all(struct front *front);
-/* Returns false where no process of ours would say that. */
+/* Returns false where a genuine fetch process would not say that. */
 bool front_take(struct front *front, const struct channel_head *head, const uint8_t *body);
 struct front *front_of(struct fetcher *fetcher);
 /* Whether a text has what an identity may have. */
@@ -134,5 +134,5 @@ void life_need(struct front *front);
 void life_flush(struct front *front);
 /* Ends it, and fails its runs. `why`: NULL where it is not needed any more. */
 void life_end(struct front *front, const char *why);
-/* Ends it, when there are no runs any more, and nobody will ask what has become of it. */
+/* Ends it, when there are no runs any more, and its end is not waited for. */
 void life_close(struct front *front);

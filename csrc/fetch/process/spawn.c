@@ -88,7 +88,7 @@ static int start(int program_fd, int fd, int windows_fd, pid_t *pid)
 	posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
 	posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-	/* Whoever owns it must not write to the server's log. */
+	/* An attacker who owns it must not write to the server's log. */
 	posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
 #endif
 	posix_spawn_file_actions_adddup2(&actions, fd, CHANNEL_FD);
@@ -108,29 +108,29 @@ static int start(int program_fd, int fd, int windows_fd, pid_t *pid)
 
 int spawn_start(int program_fd, struct spawned *spawned, struct error *error)
 {
-	_cleanup_close_ int ours = -1, theirs = -1, windows_fd = -1, program = -1;
+	_cleanup_close_ int local = -1, remote = -1, windows_fd = -1, program = -1;
 	void *windows;
 	int fds[2];
 	int err;
 
 	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds))
 		return error_set(error, -errno, "cannot make a socket: %s", strerror(errno));
-	ours = fds[0];
-	theirs = high(fds[1]);
+	local = fds[0];
+	remote = high(fds[1]);
 	windows_fd = make_windows();
 	program = fcntl(program_fd, F_DUPFD_CLOEXEC, FD_ABOVE);
-	if (theirs < 0 || windows_fd < 0 || program < 0)
+	if (remote < 0 || windows_fd < 0 || program < 0)
 		return error_set(error, -EMFILE, "cannot share memory with a process");
 	windows = mmap(NULL, CHANNEL_WINDOWS_BYTES, PROT_READ, MAP_SHARED, windows_fd, 0);
 	if (windows == MAP_FAILED)
 		return error_set(error, -errno, "cannot map shared memory: %s", strerror(errno));
-	err = start(program, theirs, windows_fd, &spawned->pid);
+	err = start(program, remote, windows_fd, &spawned->pid);
 	if (err) {
 		munmap(windows, CHANNEL_WINDOWS_BYTES);
 		return error_set(error, err, "cannot run btrfs-ublk-fetch: %s", strerror(-err));
 	}
 	spawned->windows = windows;
-	spawned->fd = take_fd(&ours);
+	spawned->fd = take_fd(&local);
 	return 0;
 }
 
