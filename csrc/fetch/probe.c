@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: MIT */
-#include "fetch/probe.h"
-
 #include <errno.h>
 
 #include "base/clock.h"

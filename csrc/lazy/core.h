@@ -246,7 +246,11 @@ void core_submit(struct worker_pool *pool, struct pool_job *job);
 /* How many fetches a host may have for such units, if it does not fail. */
 uint64_t core_slots(const struct core *core, const struct source *source);
 
-/* fetchstats.c: records the result of the last write, 0 or a negative errno. */
+/* fetchstats.c */
+
+/* Returns the counters as a new reference, or NULL. Any thread may call this. */
+json_t *fetchstats_json(struct core *core);
+/* Records the result of the last write, 0 or a negative errno. */
 void disk_note(struct core *core, unsigned disk, int err);
 /* The name that statistics and the log use. */
 const char *fetch_failure_name(enum fetch_failure failure);

@@ -22,7 +22,6 @@
 #include "fetch/inquiry.h"
 #include "lazy/complete.h"
 #include "lazy/core.h"
-#include "lazy/fetchstats.h"
 #include "lazy/prefetch.h"
 #include "lazy/read.h"
 

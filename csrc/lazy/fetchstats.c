@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: MIT */
-#include "lazy/fetchstats.h"
-
 #include <string.h>
 
 #include "base/relaxed.h"

@@ -14,7 +14,7 @@
 #include "content/cache.h"
 #include "fetch/coded.h"
 #include "fetch/dependence.h"
-#include "fetch/probe.h"
+#include "fetch/inquiry.h"
 #include "fetch/process/front.h"
 #include "lazy/fetcher.h"
 

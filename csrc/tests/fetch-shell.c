@@ -30,7 +30,7 @@
 #include "base/keys.h"
 #include "base/message.h"
 #include "content/source.h"
-#include "fetch/probe.h"
+#include "fetch/inquiry.h"
 #include "fetch/process/front.h"
 #include "lazy/fetcher.h"
 #include "lazy/read.h"

@@ -253,7 +253,7 @@ static void begin(const char *path)
 {
 	(void)path;
 	event_send_to(fuzz_drop_event);
-	remote_set_reader(read_credentials);
+	remote_hooks.read = read_credentials;
 	for (unsigned i = 0; i < PEERS_MAX; i++)
 		peers[i].fd = -1;
 	if (uv_loop_init(&fuzz_loop))

@@ -405,7 +405,7 @@ static void begin(const char *path)
 	(void)path;
 	event_send_to(fuzz_drop_event);
 	front_use("/proc/self/exe", 0);
-	remote_set_reader(read_credentials);
+	remote_hooks.read = read_credentials;
 	windows = mmap(NULL, CHANNEL_WINDOWS_BYTES, PROT_READ | PROT_WRITE,
 		       MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (windows == MAP_FAILED || uv_loop_init(&fuzz_loop))

@@ -22,7 +22,6 @@
 #include "fetch/event.h"
 #include "fetch/fetcher_ops.h"
 #include "fetch/inquiry.h"
-#include "fetch/probe.h"
 #include "fetch/run.h"
 
 struct request {

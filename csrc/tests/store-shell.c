@@ -25,7 +25,7 @@
 #include "content/store.h"
 #include "content/store/internal.h"
 #include "fetch/coded.h"
-#include "fetch/probe.h"
+#include "fetch/inquiry.h"
 #include "lazy/fetcher.h"
 
 enum { THREADS_MAX = 64 };

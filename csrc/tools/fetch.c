@@ -732,8 +732,7 @@ int main(int argc, char **argv)
 		hello.lacks |= CHANNEL_LACKS_LOCK;
 	event_send_to(send_event);
 	transfer_init();
-	remote_set_reader(ask_server);
-	remote_set_teller(tell_token);
+	remote_hooks = (struct remote_hooks){ .read = ask_server, .tell = tell_token };
 	workers.finished = job_finished;
 	workers.name = "fetch-worker";
 	workers.role = CONFINE_INHERITED;

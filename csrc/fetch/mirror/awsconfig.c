@@ -7,15 +7,6 @@
 #include <string.h>
 
 #include "base/cleanup.h"
-#include "fetch/mirror/secret.h"
-
-void aws_login_clear(struct aws_login *login)
-{
-	secret_free(login->access_key);
-	secret_free(login->secret_key);
-	secret_free(login->session_token);
-	*login = (struct aws_login){};
-}
 
 static int put(char **place, const char *text, struct error *error)
 {
@@ -37,7 +28,20 @@ static char *trim(char *text)
 	return text;
 }
 
-static int take_pair(struct aws_login *login, char *line, struct error *error)
+/* NULL: there is no session. */
+static int put_session(struct login *login, const char *token, struct error *error)
+{
+	return token && login_add_header(login, "x-amz-security-token: %s", token) ?
+		       error_set(error, -ENOMEM, "no memory for credentials") :
+		       0;
+}
+
+static void free_secret(char **text)
+{
+	secret_free(*text);
+}
+
+static int take_pair(struct login *login, char **token, char *line, struct error *error)
 {
 	char *equals = strchr(line, '=');
 	char *name, *value;
@@ -48,11 +52,11 @@ static int take_pair(struct aws_login *login, char *line, struct error *error)
 	name = trim(line);
 	value = trim(equals + 1);
 	if (!strcmp(name, "aws_access_key_id"))
-		return put(&login->access_key, value, error);
+		return put(&login->user, value, error);
 	if (!strcmp(name, "aws_secret_access_key"))
-		return put(&login->secret_key, value, error);
+		return put(&login->password, value, error);
 	if (!strcmp(name, "aws_session_token"))
-		return put(&login->session_token, value, error);
+		return put(token, value, error);
 	return 0;
 }
 
@@ -69,7 +73,7 @@ static const char *section_of(char *line)
 	return trim(line + 1);
 }
 
-static int parse(struct secret *file, const char *profile, struct aws_login *login,
+static int parse(struct secret *file, const char *profile, struct login *login, char **token,
 		 struct error *error)
 {
 	bool wanted = false;
@@ -83,27 +87,28 @@ static int parse(struct secret *file, const char *profile, struct aws_login *log
 		if (section)
 			wanted = !strcmp(section, profile);
 		else if (wanted && !strchr("#;", line[strspn(line, " \t")]))
-			err = take_pair(login, line, error);
+			err = take_pair(login, token, line, error);
 	}
 	return err;
 }
 
-static int read_file(const char *path, const char *profile, struct aws_login *login,
+static int read_file(const char *path, const char *profile, struct login *login,
 		     struct error *error)
 {
 	_cleanup_(secret_clear) struct secret file = {};
+	_cleanup_(free_secret) char *token = NULL;
 	int err = secret_read(path, true, &file, error);
 
 	if (err)
 		return err;
-	err = parse(&file, profile, login, error);
-	if (!err && (!login->access_key || !login->secret_key))
+	err = parse(&file, profile, login, &token, error);
+	if (!err && (!login->user || !login->password))
 		err = error_set(error, -ENOKEY, "'%s' has no key for the profile '%s'", path,
 				profile);
-	if (!err && (strpbrk(login->access_key, ":/ \t") || !*login->access_key))
+	if (!err && (strpbrk(login->user, ":/ \t") || !*login->user))
 		err = error_set(error, -EINVAL, "'%s': the name of the key of '%s' is not valid",
 				path, profile);
-	return err;
+	return err ?: put_session(login, token, error);
 }
 
 static const char *variable(const char *name)
@@ -113,16 +118,14 @@ static const char *variable(const char *name)
 	return value && *value ? value : NULL;
 }
 
-static int read_environment(struct aws_login *login, struct error *error)
+static int read_environment(struct login *login, struct error *error)
 {
 	const char *token = variable("AWS_SESSION_TOKEN");
-	int err = put(&login->access_key, variable("AWS_ACCESS_KEY_ID"), error);
+	int err = put(&login->user, variable("AWS_ACCESS_KEY_ID"), error);
 
 	if (!err)
-		err = put(&login->secret_key, variable("AWS_SECRET_ACCESS_KEY"), error);
-	if (!err && token)
-		err = put(&login->session_token, token, error);
-	return err;
+		err = put(&login->password, variable("AWS_SECRET_ACCESS_KEY"), error);
+	return err ?: put_session(login, token, error);
 }
 
 static char *usual_path(void)
@@ -138,29 +141,19 @@ static char *usual_path(void)
 	return path;
 }
 
-int aws_login_find(const char *path, const char *profile, struct aws_login *login,
-		   struct error *error)
+int aws_login_read(const char *path, const char *profile, struct login *login, struct error *error)
 {
 	_cleanup_free_ char *usual = NULL;
-	int err;
 
-	if (!path && !profile && variable("AWS_ACCESS_KEY_ID") &&
-	    variable("AWS_SECRET_ACCESS_KEY")) {
-		err = read_environment(login, error);
-	} else {
-		if (!path)
-			path = usual = usual_path();
-		if (!profile && usual)
-			profile = variable("AWS_PROFILE");
-		if (!path || (usual && access(usual, F_OK))) {
-			error_set_text(error, "there are no credentials for S3");
-			error_set_hint(error,
-				       "name a \"credentials_file\", or say \"anonymous\": true");
-			return -ENOKEY;
-		}
-		err = read_file(path, profile ? profile : "default", login, error);
+	if (!path && !profile && variable("AWS_ACCESS_KEY_ID") && variable("AWS_SECRET_ACCESS_KEY"))
+		return read_environment(login, error);
+	if (!path)
+		path = usual = usual_path();
+	if (!profile && usual)
+		profile = variable("AWS_PROFILE");
+	if (!path || (usual && access(usual, F_OK))) {
+		error_set_hint(error, "name a \"credentials_file\", or say \"anonymous\": true");
+		return error_set(error, -ENOKEY, "there are no credentials for S3");
 	}
-	if (err)
-		aws_login_clear(login);
-	return err;
+	return read_file(path, profile ? profile : "default", login, error);
 }

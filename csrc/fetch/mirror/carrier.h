@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Carriers bring one request to a server, and its response back, as it is: no redirects, no second
- * try that a server could see as a failure, no judgement. carrier_curl.h does all of that by
+ * try that a server could see as a failure, no judgement. carrier_curl does all of that by
  * libcurl, carrier_http1.h what is plain and frequent. mirror/exchange.h decides which, and what a
  * response is worth.
  */
@@ -62,6 +62,12 @@ struct carrier {
 	/* There may be a place again after CARRIER_PAUSED. */
 	void (*resume)(struct carriage *carriage);
 };
+
+/*
+ * By libcurl, which can do all requests. Its handles are kept for a while, set up for the requests of
+ * a login to a URL, so that the next such request sets only its range and its deadline.
+ */
+extern const struct carrier carrier_curl;
 
 struct carriage {
 	/* Set by the caller, zeroed otherwise. What these point to must stay until over(). */

@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: MIT */
-#include "fetch/mirror/carrier_curl.h"
-
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +6,7 @@
 
 #include "fetch/attachment.h"
 #include "fetch/fetcher_ops.h"
+#include "fetch/mirror/carrier.h"
 #include "fetch/mirror/trust.h"
 
 enum {

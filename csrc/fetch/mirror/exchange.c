@@ -8,7 +8,6 @@
 
 #include "fetch/fetcher_ops.h"
 #include "fetch/inquiry.h"
-#include "fetch/mirror/carrier_curl.h"
 #include "fetch/mirror/carrier_http1.h"
 
 enum {

@@ -21,46 +21,22 @@ enum {
 	LOGIN_SPARE_MS = 25000,
 };
 
-static bool keeps_keys;
-static int read_files(struct remote *remote, struct login *login, struct error *error);
-static int (*reader)(struct remote *remote, struct login *login, struct error *error) = read_files;
+struct remote_hooks remote_hooks;
 
-static void tell_all(struct fetcher *fetcher, struct remote *remote, const char *token,
-		     const char *why, bool refused, uint64_t until_ns)
+void remote_tell_token(struct fetcher *fetcher, struct remote *remote, const char *token,
+		       const char *why, bool refused, uint64_t until_ns)
 {
 	char key[TOKEN_KEY_BYTES];
 
+	if (remote_hooks.tell) {
+		remote_hooks.tell(fetcher, remote, token, why, refused, until_ns);
+		return;
+	}
 	pthread_mutex_lock(&remote->lock);
 	memcpy(key, remote->token_key, sizeof(key));
 	pthread_mutex_unlock(&remote->lock);
 	if (*key)
 		token_tell(fetcher, key, token, why, refused, until_ns);
-}
-
-static void (*teller)(struct fetcher *fetcher, struct remote *remote, const char *token,
-		      const char *why, bool refused, uint64_t until_ns) = tell_all;
-
-void remote_set_teller(void (*tell)(struct fetcher *fetcher, struct remote *remote,
-				    const char *token, const char *why, bool refused,
-				    uint64_t until_ns))
-{
-	teller = tell;
-}
-
-void remote_tell_token(struct fetcher *fetcher, struct remote *remote, const char *token,
-		       const char *why, bool refused, uint64_t until_ns)
-{
-	teller(fetcher, remote, token, why, refused, until_ns);
-}
-
-void remote_keep_keys(void)
-{
-	keeps_keys = true;
-}
-
-void remote_set_reader(int (*read)(struct remote *remote, struct login *login, struct error *error))
-{
-	reader = read;
 }
 
 int remote_take_path(json_t *keys, const char *key, char **path, struct error *error)
@@ -95,7 +71,7 @@ int remote_parse(struct remote *remote, const struct remote_ops *ops, json_t *ke
 	pthread_mutex_init(&remote->lock, NULL);
 	remote->ops = ops;
 	remote->reload_ms = RELOAD_MS;
-	if (keeps_keys) {
+	if (remote_hooks.keeps_keys) {
 		remote->keys = json_text_dump(keys, JSON_COMPACT);
 		if (!remote->keys)
 			return error_set(error, -ENOMEM, "no memory for a mirror");
@@ -327,7 +303,7 @@ int login_read(struct remote *remote, struct login **login, struct error *error)
 	made->tried_ns = clock_now_ns();
 	made->until_ns =
 		made->tried_ns + (uint64_t)(remote->reload_ms ?: SHARED_RELOAD_MS) * 1000000;
-	err = reader(remote, made, error);
+	err = (remote_hooks.read ?: read_files)(remote, made, error);
 	if (err)
 		free_login(made);
 	else

@@ -95,7 +95,7 @@ struct remote {
 	uint32_t number; /* only for the fetch process: what the server calls it */
 	/* The helper's answer that it has had, and that was refused (helper.h). For ops->load(). */
 	uint64_t helper_seen;
-	char *keys; /* its own, as JSON; only where remote_keep_keys() was called */
+	char *keys; /* its own, as JSON; only where remote_hooks.keeps_keys */
 
 	pthread_mutex_t lock;
 	struct login *login;	 /* the newest */
@@ -108,25 +108,18 @@ struct remote {
 	uint64_t token_refused; /* the number of the one that is no good; 0: none is */
 };
 
-/*
- * From now on, remotes keep their keys for another process. To be called before there are any, or
- * other threads.
- */
-void remote_keep_keys(void);
-/*
- * Has another process read the files, and call ops->load(): `read` fills the login in, on a worker.
- * To be called before there are other threads.
- */
-void remote_set_reader(int (*read)(struct remote *remote, struct login *login,
-				   struct error *error));
+/* What one of two processes, a server and its fetch process, has the other one do. */
+struct remote_hooks {
+	/* Fills the login in, on a worker, instead of reading files and calling ops->load(). */
+	int (*read)(struct remote *remote, struct login *login, struct error *error);
+	/* Tells of a token that was asked for, as remote_tell_token(), instead of token_tell(). */
+	void (*tell)(struct fetcher *fetcher, struct remote *remote, const char *token,
+		     const char *why, bool refused, uint64_t until_ns);
+	bool keeps_keys; /* of remotes, for the other process */
+};
+/* To be set before there are remotes, or other threads. */
+extern struct remote_hooks remote_hooks;
 
-/*
- * Has another process told of a token that was asked for, instead of token_tell(). To be called
- * before there are other threads.
- */
-void remote_set_teller(void (*tell)(struct fetcher *fetcher, struct remote *remote,
-				    const char *token, const char *why, bool refused,
-				    uint64_t until_ns));
 /* What has become of a token that was asked for; NULL: there is none. */
 void remote_tell_token(struct fetcher *fetcher, struct remote *remote, const char *token,
 		       const char *why, bool refused, uint64_t until_ns);

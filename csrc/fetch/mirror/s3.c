@@ -42,23 +42,13 @@ struct s3_mirror {
 static int s3_load(struct remote *remote, struct login *login, struct error *error)
 {
 	const struct s3_mirror *s3 = (const struct s3_mirror *)remote;
-	struct aws_login found = {};
 	int err;
 
 	if (s3->anonymous)
 		return 0;
-	err = aws_login_find(s3->credentials_file, s3->profile, &found, error);
-	if (err)
-		return err;
 	/* NB: Amazon demands it. libcurl signs it, but not all versions add it by themselves. */
 	err = login_add_header(login, "%s", content_digest);
-	if (!err && found.session_token)
-		err = login_add_header(login, "x-amz-security-token: %s", found.session_token);
-	login->user = found.access_key;
-	login->password = found.secret_key;
-	found.access_key = found.secret_key = NULL;
-	aws_login_clear(&found);
-	return err;
+	return err ?: aws_login_read(s3->credentials_file, s3->profile, login, error);
 }
 
 /* Amazon answers 400 when a session has expired. */

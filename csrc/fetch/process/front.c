@@ -690,7 +690,7 @@ int front_use(const char *program, unsigned idle_ms)
 
 	if (err || object_front)
 		return err;
-	remote_keep_keys();
+	remote_hooks.keeps_keys = true;
 	object_front = &front_ops;
 	return 0;
 }

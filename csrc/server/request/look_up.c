@@ -11,7 +11,7 @@
 #include "base/cleanup.h"
 #include "base/json_text.h"
 #include "base/keys.h"
-#include "fetch/probe.h"
+#include "fetch/inquiry.h"
 #include "server/request/request.h"
 
 enum { LOOK_UP_MS = 30 * 1000 };

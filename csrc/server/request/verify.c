@@ -13,7 +13,7 @@
 #include "base/keys.h"
 #include "base/utf8.h"
 #include "content/identity.h"
-#include "fetch/probe.h"
+#include "fetch/inquiry.h"
 #include "server/request/request.h"
 
 enum { PROBE_MS = 10 * 1000 };
