@@ -10,7 +10,7 @@ from support.paths import PROJECT
 
 CSRC = PROJECT / "csrc"
 
-#: From the bottom up: files of a folder call each other, and folders before it.
+#: From the bottom up. Files of a folder call each other, and those of folders before.
 FOLDERS = (
     "base",
     "content",
@@ -42,7 +42,7 @@ _DEFINED = set("TDBRVWiC")
 
 def objects(build: Path) -> dict[str, Path]:
     """The built object of each file, as ``fetch/mirror/file``."""
-    found = {}
+    found: dict[str, Path] = {}
     for folder in sorted({name.partition("/")[0] for name in FOLDERS}):
         names = {
             path.relative_to(CSRC / folder).with_suffix("").as_posix()
