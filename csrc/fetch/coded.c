@@ -123,9 +123,8 @@ static void coded_take(struct run *run, size_t bytes)
 
 	coded->filled += (uint32_t)bytes;
 	/* Those that wait for it are not silent. */
-	for (struct link *link = coded->dependents.next; link != &coded->dependents;
-	     link = link->next)
-		container_of(link, struct coded_run, dependence)->run->progress++;
+	list_for_each (struct coded_run, other, &coded->dependents, dependence)
+		other->run->progress++;
 }
 
 /* NB: for kinds that block, whose runs share nothing. */
@@ -158,8 +157,7 @@ static void depend(struct coded_run *coded)
 	const struct link *all = &coded->buffers->arriving;
 	uint64_t offset = coded->range.offset;
 
-	for (struct link *link = all->next; link != all; link = link->next) {
-		struct coded_run *other = container_of(link, struct coded_run, link);
+	list_for_each (struct coded_run, other, all, link) {
 		uint64_t end = other->range.offset + other->range.length;
 
 		if (!other->shares || other->run->mirror != coded->run->mirror ||

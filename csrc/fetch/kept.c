@@ -90,8 +90,7 @@ static struct kept_entry *find(const struct kept *kept, const struct kept_range 
 {
 	struct kept_entry *found = NULL;
 
-	for (struct link *link = kept->entries.next; link != &kept->entries; link = link->next) {
-		struct kept_entry *entry = container_of(link, struct kept_entry, link);
+	list_for_each (struct kept_entry, entry, &kept->entries, link) {
 		uint64_t start = entry->range.offset, end = end_of(&entry->range);
 
 		if (!is_same_object(&entry->range, range))

@@ -192,9 +192,7 @@ static void put_all(struct pool_job *job)
 {
 	const struct core *core = container_of(job, struct core, put_job);
 
-	for (struct link *link = core->storing.next; link != &core->storing; link = link->next) {
-		struct unit *unit = container_of(link, struct unit, in_queue);
-
+	list_for_each (struct unit, unit, &core->storing, in_queue) {
 		unit->check.err = put(unit);
 	}
 }

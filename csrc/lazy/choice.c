@@ -281,9 +281,8 @@ void unit_give_up(struct unit *unit, uint64_t now_ns, const char *why)
 /* Whether a failed unit is tried again: as often as its readers' time allows, or a prefetch. */
 static bool is_tried_again(const struct unit *unit)
 {
-	for (struct link *link = unit->subscriptions.next; link != &unit->subscriptions;
-	     link = link->next) {
-		if (container_of(link, struct subscription, link)->ops->rounds > unit->rounds)
+	list_for_each (struct subscription, subscription, &unit->subscriptions, link) {
+		if (subscription->ops->rounds > unit->rounds)
 			return true;
 	}
 	return false;

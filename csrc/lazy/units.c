@@ -57,45 +57,35 @@ void unit_let_go(struct unit *unit)
 		list_append(&unit->core->unused, &unit->in_unused);
 }
 
-static void end_subscription(struct link *link, const struct unit *unit, int err)
+/* Ends its subscriptions, but for those that go on waiting. */
+static void end_subscriptions(struct unit *unit, int err)
 {
-	struct subscription *subscription = container_of(link, struct subscription, link);
+	struct link all, *link;
 
-	list_remove(link);
-	if (err)
-		subscription->ops->failed(subscription, err);
-	else
-		subscription->ops->right(subscription, unit);
-}
-
-/* NB: a callback may end any other subscription, also of this list. */
-static void move_all(struct link *from, struct link *to)
-{
-	struct link *link;
-
-	list_init(to);
-	while ((link = list_first(from))) {
+	/* NB: a callback may end any other subscription, also of this list. */
+	list_init(&all);
+	while ((link = list_first(&unit->subscriptions))) {
 		list_remove(link);
-		list_append(to, link);
+		list_append(&all, link);
+	}
+	while ((link = list_first(&all))) {
+		struct subscription *subscription = container_of(link, struct subscription, link);
+		bool waits = err ? subscription->deadline_ns == FETCHER_NO_DEADLINE :
+				   subscription->ops->until_stored && unit->fate == FATE_OPEN;
+
+		list_remove(link);
+		if (waits)
+			list_append(&unit->subscriptions, link);
+		else if (err)
+			subscription->ops->failed(subscription, err);
+		else
+			subscription->ops->right(subscription, unit);
 	}
 }
 
 void unit_deliver(struct unit *unit)
 {
-	struct link all, *link;
-
-	move_all(&unit->subscriptions, &all);
-	while ((link = list_first(&all))) {
-		const struct subscription *subscription =
-			container_of(link, struct subscription, link);
-
-		if (!subscription->ops->until_stored || unit->fate != FATE_OPEN) {
-			end_subscription(link, unit, 0);
-			continue;
-		}
-		list_remove(link);
-		list_append(&unit->subscriptions, link);
-	}
+	end_subscriptions(unit, 0);
 	unit_let_go(unit);
 }
 
@@ -111,21 +101,8 @@ void unit_forget_attempts(struct unit *unit)
 
 bool unit_fail(struct unit *unit, int err)
 {
-	struct link all, *link;
-
 	unit_forget_attempts(unit);
-	move_all(&unit->subscriptions, &all);
-	while ((link = list_first(&all))) {
-		const struct subscription *subscription =
-			container_of(link, struct subscription, link);
-
-		if (subscription->deadline_ns != FETCHER_NO_DEADLINE) {
-			end_subscription(link, unit, err);
-			continue;
-		}
-		list_remove(link);
-		list_append(&unit->subscriptions, link);
-	}
+	end_subscriptions(unit, err);
 	if (!list_is_empty(&unit->subscriptions))
 		return true;
 	unit_set(unit, UNIT_WANTED);
@@ -136,9 +113,7 @@ struct unit *unit_find(struct core *core, const struct source *source, uint64_t 
 {
 	const struct link *bucket = bucket_of(core, source, number);
 
-	for (struct link *link = bucket->next; link != bucket; link = link->next) {
-		struct unit *unit = container_of(link, struct unit, in_bucket);
-
+	list_for_each (struct unit, unit, bucket, in_bucket) {
 		if (unit->source == source && unit->number == number)
 			return unit;
 	}
@@ -149,11 +124,7 @@ enum urgency unit_urgency(const struct unit *unit)
 {
 	enum urgency urgency = URGENCY_BACKGROUND;
 
-	for (struct link *link = unit->subscriptions.next; link != &unit->subscriptions;
-	     link = link->next) {
-		const struct subscription *subscription =
-			container_of(link, struct subscription, link);
-
+	list_for_each (const struct subscription, subscription, &unit->subscriptions, link) {
 		if (subscription->ops->urgency > urgency)
 			urgency = subscription->ops->urgency;
 	}
@@ -185,10 +156,7 @@ struct unit *unit_get(struct core *core, struct source *source, uint64_t number)
 
 struct subscription *unit_reader(const struct unit *unit)
 {
-	for (struct link *link = unit->subscriptions.next; link != &unit->subscriptions;
-	     link = link->next) {
-		struct subscription *subscription = container_of(link, struct subscription, link);
-
+	list_for_each (struct subscription, subscription, &unit->subscriptions, link) {
 		if (subscription->deadline_ns)
 			return subscription;
 	}
@@ -199,11 +167,7 @@ uint64_t unit_last_deadline_ns(const struct unit *unit)
 {
 	uint64_t last_ns = 0;
 
-	for (struct link *link = unit->subscriptions.next; link != &unit->subscriptions;
-	     link = link->next) {
-		const struct subscription *subscription =
-			container_of(link, struct subscription, link);
-
+	list_for_each (const struct subscription, subscription, &unit->subscriptions, link) {
 		if (subscription->deadline_ns > last_ns)
 			last_ns = subscription->deadline_ns;
 	}
@@ -254,12 +218,10 @@ uint8_t *unit_new_data(const struct unit *unit)
 {
 	struct core *core = unit->core;
 
-	for (struct link *link = core->spare.next; link != &core->spare; link = link->next) {
-		struct spare *spare = container_of(link, struct spare, link);
-
+	list_for_each (struct spare, spare, &core->spare, link) {
 		if (spare->length != unit->length)
 			continue;
-		list_remove(link);
+		list_remove(&spare->link);
 		core->spare_bytes -= unit->length;
 		return (uint8_t *)spare;
 	}

@@ -67,9 +67,7 @@ static struct timer *first_timer(void)
 {
 	struct timer *first = NULL;
 
-	for (struct link *link = timers.next; link != &timers; link = link->next) {
-		struct timer *timer = container_of(link, struct timer, link);
-
+	list_for_each (struct timer, timer, &timers, link) {
 		if (!first || timer->at_ns < first->at_ns)
 			first = timer;
 	}

@@ -529,9 +529,7 @@ static void tell_token(struct fetcher *fetcher, struct remote *remote, const cha
 static void on_requests(uv_async_t *wake)
 {
 	pthread_mutex_lock(&lock);
-	for (struct link *link = requests.next; link != &requests; link = link->next) {
-		struct login_request *request = container_of(link, struct login_request, link);
-
+	list_for_each (struct login_request, request, &requests, link) {
 		if (!request->asked)
 			channel_add(&channel, CHANNEL_ASK_LOGIN, 0, &request->ask,
 				    sizeof(request->ask), NULL);
@@ -567,12 +565,10 @@ static void take_login(const uint8_t *body, size_t bytes)
 	error_set_text(&error, "%s", text);
 	error_set_hint(&error, "%s", hint);
 	pthread_mutex_lock(&lock);
-	for (struct link *link = requests.next; link != &requests; link = link->next) {
-		struct login_request *request = container_of(link, struct login_request, link);
-
+	list_for_each (struct login_request, request, &requests, link) {
 		if (request->ask.mirror != head.mirror)
 			continue;
-		list_remove(link);
+		list_remove(&request->link);
 		answer(request, head.err, &error, body, (size_t)(end - body));
 		break;
 	}

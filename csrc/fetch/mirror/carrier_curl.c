@@ -128,12 +128,10 @@ static struct curl_handle *take_idle(struct curl_handles *handles, const struct 
 {
 	if (!carriage->length || carriage->form || carriage->accept)
 		return NULL;
-	for (struct link *link = handles->idle.next; link != &handles->idle; link = link->next) {
-		struct curl_handle *handle = container_of(link, struct curl_handle, link);
-
+	list_for_each (struct curl_handle, handle, &handles->idle, link) {
 		if (!fits(handle, carriage))
 			continue;
-		list_remove(link);
+		list_remove(&handle->link);
 		handles->idle_count--;
 		return handle;
 	}
