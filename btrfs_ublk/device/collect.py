@@ -64,8 +64,8 @@ def collect_devices(
 
 
 def _remove_old_tokens() -> None:
-    """Remove tokens of registries that nobody has got anew for a day. They end after
-    some minutes, and their files are as many as logins and repositories."""
+    """Remove tokens of registries that were last renewed more than a day ago. They end
+    after some minutes, and their files are as many as logins and repositories."""
     for path in (devices_directory().parent / "tokens").glob("*"):
         with suppress(OSError, BtrfsUblkError):
             if (lock := lock_file(path)) is None:

@@ -4,7 +4,7 @@ The root file system may be on the device, or memory may be short and only a wri
 the device would free some. So the next server must start without reading any file: this
 process is locked into memory, and so are the files of the server's program. Because of
 that, it looks large to the OOM killer. But all readers of the device depend on it, so
-other processes are to be killed first.
+the OOM killer is told to take others first.
 """
 
 from __future__ import annotations

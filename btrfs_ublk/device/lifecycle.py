@@ -67,7 +67,7 @@ _VERSION_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions:
-    """How a device is to be served. None leaves the choice to the server.
+    """How to serve a device. None leaves the choice to the server.
 
     ``device_id`` is N of /dev/ublkbN. A server that does not answer for
     ``hang_timeout_s`` seconds is replaced (0: never). ``server`` is a program to use

@@ -82,7 +82,7 @@ def update_device(
 
 @contextmanager
 def _updating(directory: DeviceDirectory, *, timeout_s: float) -> Iterator[None]:
-    """Let nobody else update the device: its description must not change between the
+    """Keep others from updating the device: its description must not change between the
     check and the end, when it may have to be restored. Raises BtrfsUblkError."""
     lock = lock_file(directory.update_lock, timeout_s=timeout_s)
     if lock is None:

@@ -102,7 +102,8 @@ def is_claimed(path: Path) -> bool:
 
 @contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """Let nobody mount the device in the block. Raises LeftoverError if it is used."""
+    """Keep others from mounting the device in the block. Raises LeftoverError if it is
+    used."""
     flags = os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         with deferred():

@@ -62,8 +62,8 @@ _LIMIT_MOST = 1
 #: that of what it is a snapshot of; 504 bytes in all.
 _SUBVOL_INFO = struct.Struct("=Q256x32x16s16s")
 _SUBVOL_INFO_BYTES = 504
-#: In the same: flags, of which the first is BTRFS_ROOT_SUBVOL_RDONLY, and the seconds
-#: of its last change and of its making (ctime, otime).
+#: In the same: flags, the first of them BTRFS_ROOT_SUBVOL_RDONLY, and the seconds of
+#: its last change and of its making (ctime, otime).
 _SUBVOL_FLAGS = struct.Struct("=288xQ")
 _SUBVOL_TIMES = struct.Struct("=376xQ8xQ")
 #: struct btrfs_ioctl_ino_lookup_args: tree, object id, name.
@@ -385,7 +385,7 @@ def _children(target: Path, subvolume: int) -> Iterator[tuple[int, int, int, byt
 
 
 def set_read_only(subvolume: Path, read_only: bool = True) -> None:
-    """Let nobody write to a subvolume, or let all again. Raises BtrfsUblkError."""
+    """Make a subvolume read-only, or writable again. Raises BtrfsUblkError."""
     what = f"cannot change {subvolume}"
     answer = _ioctl(subvolume, _IOC_SUBVOL_GETFLAGS, bytes(8), what=what)
     flags = struct.unpack("=Q", answer)[0] & ~_READ_ONLY
@@ -455,7 +455,7 @@ def enable_simple_quota(target: Path) -> None:
         raise BtrfsUblkError(
             f"{what}: it has quotas of the other kind, which charge snapshots for what "
             "they share",
-            hint=f"if nobody needs those: btrfs quota disable {target}",
+            hint=f"if you do not need those: btrfs quota disable {target}",
         )
 
 

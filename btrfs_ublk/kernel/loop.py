@@ -212,7 +212,7 @@ def find_by_tag(tag: str) -> Path | None:
 
 
 def is_on(path: Path, file: Path) -> bool:
-    """Return whether the loop device ``path`` stands on that very file."""
+    """Return whether the loop device ``path`` is on that very file."""
     status = file.stat()
     return _status_at(path, _backing_of) == (status.st_dev, status.st_ino)
 

@@ -71,7 +71,7 @@ def changed_paths(subvolume: Path, parent: Path) -> ChangedPaths:
             found, why = parse_stream(stream), ""
         except (EOFError, ValueError) as error:
             found, why = ChangedPaths(), str(error)
-    # NB: the end that reads is closed, so the kernel does not go on for nobody.
+    # NB: the end that reads is closed, so the kernel stops sending.
     sender.join()
     if failures:
         why = failures[0].strerror or str(failures[0])

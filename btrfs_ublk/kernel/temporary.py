@@ -27,7 +27,7 @@ def tempdir(
     """Make a directory of mode 0700; remove it, and its content, after the block.
 
     ``parent`` defaults to $TMPDIR or /tmp. Raises LeftoverError, and removes nothing,
-    while something is mounted in it, or a loop device stands on a file in it.
+    while something is mounted in it, or a loop device is on a file in it.
     """
     ledger = ledger or process_ledger()
     # NB: do not use tempfile.gettempdir(): it writes files, which a kill leaves behind.
@@ -72,7 +72,7 @@ def _remove(entry: Entry) -> bool:
     if loops:
         device, backing_file = loops[0]
         raise LeftoverError(
-            f"{path} is not removed: {device} stands on {backing_file}",
+            f"{path} is not removed: {device} is on {backing_file}",
             hint=f"unmount what is on it, then: losetup -d {device}",
         )
     remove_tree(path)

@@ -73,7 +73,7 @@ def links_of(pid: int, *others: str) -> Iterator[tuple[str, str]]:
 
 
 def command_of(pid: int) -> str:
-    """Return the name of a process's program, of which the kernel keeps 15 bytes."""
+    """Return the name of a process's program, cut to 15 bytes by the kernel."""
     try:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
             return file.read().strip()

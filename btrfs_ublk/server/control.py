@@ -139,7 +139,7 @@ class ControlConnection:
             self._check_open(f"ask the server to {name}")
             deadline_s = time.monotonic() + timeout_s
             # NB: count before sending: a signal may come in between. One too many only
-            # makes a request wait in vain; one too few would mix up all replies.
+            # makes a request time out; one too few would mix up all replies.
             self._unanswered += 1
             try:
                 send_request(self._ours, name, keys or {}, fd=fd, deadline_s=deadline_s)

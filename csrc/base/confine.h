@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Makes a thread give up privileges that it does not need, and system calls that it never makes. A
- * server that parses input from strangers runs as root, so whoever finds a flaw there gets only
+ * server that parses input from strangers runs as root, so a flaw there gives an attacker only
  * what is left.
  *
  * NB: no filter sees what io_uring does for a thread.

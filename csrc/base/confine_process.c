@@ -74,7 +74,7 @@ static const unsigned allowed[] = {
 	__NR_epoll_wait,
 	__NR_dup2,
 #endif
-	/* sockets; of which kind, is decided below */
+	/* sockets, whose kinds filter_sockets() decides */
 	__NR_connect,
 	__NR_bind,
 	__NR_getsockname,
@@ -462,8 +462,8 @@ static rlim_t number_in(const char *path)
 
 /*
  * How many threads all processes of that user may have together, those of other servers and of
- * strangers too: half of what the machine can have, so that none of them fails for the others, and
- * that nobody who owns one can take all.
+ * strangers too: half of what the machine can have, so that no process of that user can
+ * take all threads from the others.
  */
 static rlim_t most_threads(void)
 {
@@ -499,8 +499,8 @@ unsigned confine_process(void)
 	unsigned lacks = 0;
 
 	/*
-	 * As root, who is not counted, and may raise it: what is inherited may be less.
-	 * NB: before memory is limited, as stacks of threads count.
+	 * Raise the limit while this is root, whose threads do not count: a lower one may be
+	 * inherited. NB: do it before memory is limited, as stacks of threads count.
 	 */
 	if (!geteuid() && limit(RLIMIT_NPROC, most_threads()) && !may_nobody_have_threads())
 		lacks |= CONFINE_LACKS_USER;

@@ -7,7 +7,7 @@
 
 /* What could not be had on this machine; bits. */
 enum {
-	CONFINE_LACKS_USER = 1 << 0, /* it is still whoever has started it */
+	CONFINE_LACKS_USER = 1 << 0, /* it still runs as the user who started it */
 	CONFINE_LACKS_CAPABILITIES = 1 << 1,
 	CONFINE_LACKS_LANDLOCK = 1 << 2,
 	CONFINE_LACKS_SECCOMP = 1 << 3,

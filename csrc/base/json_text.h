@@ -21,7 +21,7 @@ enum { JSON_TEXT_DEPTH_MAX = 64 };
  * each level, on stacks of 256 KiB. Where memory is short, this is an error.
  */
 json_t *json_text_parse(const char *text, size_t length, size_t flags, json_error_t *error);
-/* Explains an error of json_text_parse() to whoever has sent the text. */
+/* Explains an error of json_text_parse() to the sender of the text. */
 const char *json_text_fault(const json_error_t *error);
 /* json_dumps(), which returns NULL when memory is short. */
 char *json_text_dump(const json_t *json, size_t flags);

@@ -27,7 +27,7 @@ int print_version(void);
  * so, sets its exit status.
  */
 bool answer_options(int argc, char **argv, const char *help, int *status);
-/* Says what is wrong with the usage, of which value unless that is NULL. Returns EXIT_USAGE. */
+/* Says what is wrong with the usage, and with what value unless NULL. Returns EXIT_USAGE. */
 int usage_error(const char *problem, const char *value);
 /* Says where the usage is explained, after a message of what is wrong. Returns EXIT_USAGE. */
 int hint_usage(void);

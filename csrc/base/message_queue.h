@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A queue of messages from any thread to one receiver, without a lock. Whoever puts a message into
- * an empty queue wakes the receiver, which takes all messages at once.
+ * A queue of messages from any thread to one receiver, without a lock. A thread that puts a
+ * message into an empty queue wakes the receiver, which takes all messages at once.
  */
 #pragma once
 

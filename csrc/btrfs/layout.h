@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Finds out how a file system is laid out: whether it is a seed, and of which strategy. */
+/* Finds the layout of a file system: whether it is a seed, and which strategy made it. */
 #pragma once
 
 #include "btrfs/reader.h"

@@ -110,7 +110,7 @@ static int top_add(struct image *image, struct tree_builder *tree, const struct 
 /*
  * Emits the empty top directory of the subvolume that is mounted. If it has NODATACOW, new files
  * inherit NODATACOW and NODATASUM. Only such files can get clones of the virtual file, which has no
- * checksums as nobody knows its data yet. Otherwise the flags have to be set file by file.
+ * checksums, as its data are not known yet. Otherwise the flags have to be set file by file.
  */
 static int emit_subvolume(struct image *image, struct tree_builder *tree, void *context)
 {
@@ -140,7 +140,7 @@ static int add_entries(struct tree_builder *tree, const struct seed *seed)
 
 /*
  * Emits the top-level subvolume with the virtual file. As that is IMMUTABLE, it can be cloned from,
- * but not removed, which would free all data that nobody has cloned yet.
+ * but not removed, which would free all data that have no clone yet.
  */
 static int emit_top_level(struct image *image, struct tree_builder *tree, void *context)
 {

@@ -24,6 +24,6 @@ static inline void *arena_at(const struct arena *arena, uint32_t place)
 	return arena->chunks[place >> ARENA_SHIFT] + (place & (ARENA_PIECE_BYTES_MAX - 1));
 }
 
-/* Returns the place of `bytes` that are to be filled, or 0: no memory, or none of the 4 GiB. */
+/* Returns the place of `bytes` for the caller to fill, or 0: no memory, or 4 GiB are in use. */
 uint32_t arena_add(struct arena *arena, size_t bytes);
 void arena_deinit(struct arena *arena);

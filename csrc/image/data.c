@@ -117,7 +117,7 @@ static int end_unit(struct data *data)
 	return ret;
 }
 
-/* Where the last byte that a unit gets of a piece comes from, of which `room` fit there. */
+/* The place in its origin of the last byte of a piece that fits into the `room` of a unit. */
 static uint64_t origin_end(const struct piece *piece, uint64_t room)
 {
 	uint64_t end = 0;

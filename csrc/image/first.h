@@ -51,7 +51,7 @@ bool first_begin(struct first *first, const struct model *model, uint32_t inode)
 int first_take(struct first *first, uint64_t file_offset, const void *bytes, uint32_t length);
 
 /*
- * Returns the pieces in the wanted order, `*count` of them; they are to be freed. NULL: no memory.
+ * Returns `*count` pieces in the wanted order, for free(). NULL: no memory.
  * Where a later layer has replaced a file, only the pieces of the later one are among them.
  */
 struct first_piece *first_sorted(const struct first *first, size_t *count);

@@ -21,7 +21,7 @@ struct index {
 	uint64_t key[2];
 };
 
-/* Whether `value` stands for what `key` describes. */
+/* Whether `value` is the number of the thing that `key` describes. */
 typedef bool index_same(const void *context, uint32_t value, const void *key);
 
 int index_init(struct index *index); /* with a random key */

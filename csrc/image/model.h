@@ -95,7 +95,7 @@ struct model_entry {
 	uint8_t name_bytes;
 };
 
-/* A part of a file that lies in the data object as one piece, all of which is used. */
+/* A part of a file that is one piece of the data object, and all used. */
 struct model_extent {
 	uint64_t file_offset;
 	uint64_t data_offset;

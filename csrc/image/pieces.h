@@ -60,7 +60,7 @@ struct pieces;
 int pieces_open(struct pieces **pieces, const struct pieces_params *params);
 void pieces_close(struct pieces *pieces); /* may be NULL */
 
-/* Returns the piece that is to be filled next, or NULL: the oldest one has to be taken first. */
+/* Returns the piece to fill next, or NULL: the oldest one has to be taken first. */
 struct piece *pieces_next(struct pieces *pieces);
 /* Hands it to the threads. */
 void pieces_submit(struct pieces *pieces);

@@ -95,7 +95,7 @@ static int take_stat(struct reading *reading, struct model_stat *stat)
 	long nanoseconds = archive_entry_mtime_nsec(entry);
 	time_t seconds = archive_entry_mtime(entry);
 
-	/* The highest number stands for "none". */
+	/* The highest number means "none". */
 	if (uid < 0 || uid >= UINT32_MAX || gid < 0 || gid >= UINT32_MAX)
 		return error_set(reading->error, -EINVAL,
 				 "owner %lld:%lld: they must be from 0 to 4294967294",

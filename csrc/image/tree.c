@@ -36,7 +36,7 @@ struct directory {
 	size_t text_bytes, text_capacity;
 };
 
-/* A file with several names, of which one came. An unused slot has inode 0. */
+/* A file with several names, one of which came. An unused slot has inode 0. */
 struct shared {
 	uint64_t inode;
 	char *path;
@@ -378,7 +378,7 @@ static void set_attributes(struct reading *reading, struct tree_entry *entry)
 	entry->attribute_count = reading->attribute_count;
 }
 
-/* Reads what stands between the inode and its content. */
+/* Reads the items between that of the inode and those of its content. */
 static int take_items(struct reading *reading, uint64_t inode, uint64_t parent,
 		      const struct name *name, const char *text, struct tree_entry *entry)
 {

@@ -35,7 +35,7 @@ struct tree_maker {
 	size_t depth, stack_capacity;
 	int directory;
 	int file; /* the present entry, if it is a file that has content */
-	/* What is to be cloned next: neighbours are cloned at once. */
+	/* The range to clone next: neighbours are cloned at once. */
 	uint64_t clone_offset, clone_begin, clone_bytes;
 	/* Of the last file or directory; directories above it begin it. */
 	char path[TREE_PATH_BYTES_MAX + 1];

@@ -344,7 +344,7 @@ enum control_action control_receive(struct control_connection *connection,
 {
 	ssize_t got;
 
-	/* NB: no request is pending, so nobody waits for an answer, and this is the end. */
+	/* NB: no request is pending, so no answer is due, and this is the end. */
 	if (connection->job)
 		return CONTROL_GONE;
 	make_room(connection);
@@ -373,7 +373,7 @@ enum control_action control_finish(struct control_connection *connection,
 		action = job->kind->answer(subject, &job->reply);
 		job->reply = control_whole(job->reply, losses);
 	}
-	/* Whoever gets the reply may count on its descriptor being closed here. */
+	/* Close the descriptor first: a client that has the reply relies on that. */
 	reply = json_incref(job->reply);
 	control_job_free(job);
 	control_send(connection, reply);

@@ -37,7 +37,7 @@ struct control_job {
 /* Starts the first thread. Returns 0 or a negative errno. */
 int control_pool_start(struct control_pool **pool);
 /*
- * Tells all jobs that nobody waits for them, and waits for some seconds. Returns 0, or -ETIMEDOUT
+ * Tells all jobs that their clients have gone, and waits for some seconds. Returns 0, or -ETIMEDOUT
  * when some still run, so that nothing that they use may be freed. `pool` may be NULL.
  */
 int control_pool_stop(struct control_pool *pool);

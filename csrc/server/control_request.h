@@ -33,7 +33,7 @@ enum control_action {
 struct control_call {
 	json_t *message; /* an object; the work may take keys out of it */
 	int fd;		 /* a descriptor that came with it, or -1 */
-	bool over;	 /* nobody waits for the answer any more; use control_call_is_over() */
+	bool over;	 /* the client has gone; use control_call_is_over() */
 };
 
 static inline bool control_call_is_over(const struct control_call *call)

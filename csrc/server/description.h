@@ -8,7 +8,7 @@
 
 /*
  * Reads and validates a description. On success, `engine` has its size and segments, and nothing
- * has been opened. `name` stands for the input in messages. Returns 0, or a negative errno after a
+ * has been opened. Messages call the input `name`. Returns 0, or a negative errno after a
  * message (-EINVAL: the description is wrong).
  */
 int description_load(FILE *input, const char *name, struct engine *engine);

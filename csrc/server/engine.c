@@ -215,7 +215,7 @@ void engine_take_back(struct io *io)
 	io->worker->lent--;
 }
 
-/* NB: whoever has received the answer may ask for statistics at once. */
+/* NB: count first: the reader may ask for statistics as soon as it has the answer. */
 static void count_elsewhere(struct io *io, int result)
 {
 	struct engine *engine = io->worker->engine;

@@ -37,5 +37,5 @@ bool fuzz_has_timers(void);
 /* Does one of the jobs, or all of them. */
 void fuzz_do_job(unsigned number);
 void fuzz_do_jobs(void);
-/* Begins a run, of which source, mirror, offset, length and so on are set. */
+/* Begins a run whose source, mirror, offset, length and so on are set. */
 void fuzz_request_start(struct fuzz_request *request);

@@ -45,7 +45,7 @@ static struct peer {
 static struct fuzz_input answers;
 static bool has_answered;
 
-/* In the place of libc's, for libcurl as well: whoever connects gets one end of a pair. */
+/* In the place of libc's, for libcurl as well: connect() gets one end of a pair. */
 int connect(int fd, const struct sockaddr *address, socklen_t bytes);
 
 int connect(int fd, const struct sockaddr *address, socklen_t bytes)
@@ -68,7 +68,7 @@ int connect(int fd, const struct sockaddr *address, socklen_t bytes)
 	return 0;
 }
 
-/* Redirects may name any host: nobody is asked where it is. */
+/* Redirects may name any host: no name server is asked. */
 int getaddrinfo(const char *host, const char *service, const struct addrinfo *hints,
 		struct addrinfo **found)
 {
@@ -158,7 +158,7 @@ static void go_on(const struct fuzz_request *request)
 	}
 }
 
-/* What nobody has answered ends by its deadline, or because it is given up. */
+/* A request without an answer ends by its deadline, or because it is given up. */
 static void end_all(struct fuzz_request *request)
 {
 	if (request->active)

@@ -4,7 +4,7 @@
  * process says anything. The input is a program: messages with any content, any bytes in the
  * stream, writes to the shared windows, the process' end; and what the server itself does
  * meanwhile: it begins runs and inquiries, cancels them, has no memory for a while, reads logins,
- * and lets time pass. This program is whoever starts processes.
+ * and lets time pass. This program also takes the place of what starts processes.
  *
  * Each run and inquiry must end once; not more may arrive than was asked for, nor outside of where
  * it belongs; and at the end nothing is left.

@@ -32,7 +32,7 @@ void fuzz_require(bool holds, const char *what);
 
 /*
  * Makes a directory in TMPDIR, else in memory. libFuzzer ends without end() where an input fails:
- * whoever starts it removes what is in TMPDIR.
+ * its caller removes what is in TMPDIR.
  */
 void fuzz_directory(char path[static FUZZ_DIRECTORY_BYTES]);
 

@@ -2,7 +2,7 @@
 /*
  * To be preloaded. The process kills itself before (KILL_BEFORE=N) or after (KILL_AFTER=N) it calls
  * io_uring_submit(3) or io_uring_submit_and_wait(3) for the Nth time. A server talks to its driver
- * only in these calls, so each N stands for a moment at which a kill -9 could hit it.
+ * only in these calls, so each N is a moment at which a kill -9 could hit it.
  */
 #include <dlfcn.h>
 #include <signal.h>

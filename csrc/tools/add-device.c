@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * btrfs-ublk-add-device: adds a device to a mounted btrfs, in a process that nobody kills by
- * accident: in a session of its own, which is nobody's child, ignores all other signals, and which
- * the OOM killer spares.
+ * btrfs-ublk-add-device: adds a device to a mounted btrfs, in a process that is not killed by
+ * accident: it has a session of its own, init is its parent, it ignores all signals but KILL, and
+ * the OOM killer spares it.
  *
  * The kernel relocates the SYSTEM chunks of a mounted seed once the device is there. Relocation
  * gives up with -ECANCELED when the caller has a fatal signal pending, and

@@ -26,7 +26,7 @@
 
 enum { UNIT_BYTES_MAX = 1 << 20 };
 
-/* A file that is mapped; it is the user's own, and nobody may cut it meanwhile. */
+/* A file that is mapped. It is the user's own, and must not be cut meanwhile. */
 struct input {
 	const uint8_t *data;
 	uint64_t bytes;

@@ -641,7 +641,7 @@ static bool stay_in_memory(void)
 	const struct rlimit all = { RLIM_INFINITY, RLIM_INFINITY };
 
 	prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);
-	/* NB: what is locked later counts as well, and soon nobody is privileged here. */
+	/* NB: memory that is locked later counts as well, and this process loses its privileges. */
 	return !setrlimit(RLIMIT_MEMLOCK, &all) &&
 	       !mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT);
 }

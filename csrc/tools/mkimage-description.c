@@ -174,7 +174,7 @@ static int parse_number(const char *key, json_int_t value, json_int_t least, jso
 			 (long long)value, (long long)least, (long long)most);
 }
 
-/* Without a time, that of reproducible builds, or 1970: two builds are to be equal. */
+/* The default is that of reproducible builds, or 1970, so that two builds are equal. */
 static int default_time(json_int_t *time_s, struct error *error)
 {
 	const char *epoch = getenv("SOURCE_DATE_EPOCH");

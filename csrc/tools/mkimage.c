@@ -186,7 +186,7 @@ static int add_layer(struct job *job, size_t number)
 	return 0;
 }
 
-/* Reads all layers for what is to come first, into a model of their own. */
+/* Reads all layers into a model of their own, to find what comes first in the data. */
 static int collect_first(struct job *job, struct model *model)
 {
 	int ret = 0;

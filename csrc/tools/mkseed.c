@@ -87,8 +87,7 @@ static int create_output(const struct options *options, struct outfile *out)
 	if (ret)
 		msg_error("%s: cannot write: %s", options->output, strerror(-ret));
 	if (ret == -ENOSPC)
-		msg_hint("%llu bytes of metadata are to be stored",
-			 (unsigned long long)seed->metadata_bytes);
+		msg_hint("the metadata have %llu bytes", (unsigned long long)seed->metadata_bytes);
 	return ret;
 }
 

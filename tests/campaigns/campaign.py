@@ -274,7 +274,7 @@ def command(
     values of the ``given`` options; the parameters of its document are the number of
     ``rounds``, unless None, its seed, and the ``recorded`` options.
 
-    ``kinds``: of its rounds, of which --kind chooses. ``on_disks``: its files are
+    ``kinds``: of its rounds; --kind chooses some. ``on_disks``: its files are
     images, otherwise any. ``has_directory``: commands keep all in a directory that the
     campaign has to itself.
     """

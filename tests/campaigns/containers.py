@@ -1,4 +1,4 @@
-"""Kills what containers stand on, at random: nobody in a container may notice.
+"""Kills what serves containers, at random: no process in a container may notice.
 
 ``python tests/campaigns/containers.py --help``; `scripts/torture` gives it mounts and
 processes of its own. A containerd has pods of a sealed image, which arrives from a
@@ -610,7 +610,7 @@ def tables(document: Document) -> list[Table]:
     recorded=("containers", "writers", "session"),
 )
 def command(run: Run, session: int, **settings: Any) -> None:
-    """Kill what containers of containerd stand on, and look whether they notice.
+    """Kill what serves containers of containerd, and look whether they notice.
 
     Fails when a container ends, a byte is wrong or lost, a read or write fails, none
     can be started afterwards, or anything is left after all were removed.

@@ -7,8 +7,8 @@ answer comes before one has failed; the same for kinds of system calls. The answ
 be right, or an error with a text; the server must not end, hang, or drop the
 connection; the same request must then succeed; and what was acknowledged must be there
 for the next server. What fails while a server starts ends it with a message, unless it
-serves as ever; and so it is for the process that asks web servers, of which a read has
-the next one, or fails in time.
+serves as ever. The same goes for the process that asks web servers: a read gets the
+next process, or fails in time.
 """
 
 import json

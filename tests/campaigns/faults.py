@@ -208,7 +208,7 @@ def _files(bed: Bed) -> list[Path]:
 
 @contextmanager
 def _slow_disk(bed: Bed) -> Iterator[None]:
-    """Its server stands still again and again, and nothing is in memory."""
+    """Its server is stopped again and again, and nothing is in memory."""
     children = psutil.Process().children()
     (server,) = (x for x in children if "support.disks" in x.cmdline())
 

@@ -151,7 +151,7 @@ class Runner:
                 raise BtrfsUblkError(f"{step[0]} {step[1]}: {status}: {said[-300:]}")
 
     def calls(self, words: Words) -> list[Call]:
-        """Return of which system calls a command consists that works."""
+        """Return the system calls of a command that succeeds."""
         counts: dict[str, int] = {}
 
         @contextmanager

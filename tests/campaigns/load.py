@@ -45,7 +45,7 @@ _NOBODY = 65534
 _PR_SET_DUMPABLE = 4
 _SERVERS_BYTES = 128 * MIB
 _OTHERS_BYTES = 64 * MIB
-#: Of what servers and daemon write, except caches: it is to be full in a round.
+#: Of what servers and daemon write, except caches; a round fills it.
 _DISK_BYTES = 16 * MIB
 _FEW_FILES = 3
 _WORDS = (

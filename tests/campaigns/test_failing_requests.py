@@ -96,7 +96,7 @@ def test_calls_of_a_server_with_a_file(
 def test_no_memory_to_say_that_it_serves(
     sanitized_build: Path, tmp_path: Path, need: Need
 ) -> None:
-    """It served all the same, and nobody knew."""
+    """It served all the same, without a word."""
     need(FUSE)
     with scene_of(sanitized_build, tmp_path) as scene:
         fail(scene, START_FUSE, EVERY_LATER, iter([10**7]))

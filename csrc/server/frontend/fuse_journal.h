@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The requests that a server has received from a FUSE connection and not answered yet. They are in
- * shared memory that outlives the server: whoever keeps the connection open keeps this too, and the
- * next server continues with what it finds. The kernel delivers each request only once (before
+ * shared memory that outlives the server: a process that keeps the connection open keeps this too,
+ * and the next server continues with what it finds. The kernel delivers each request only once (before
  * Linux 6.9, without exception).
  *
  * read(2) of /dev/fuse itself makes the record: it copies the request into a free one, and a

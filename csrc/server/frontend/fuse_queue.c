@@ -365,7 +365,7 @@ static void handle_completions(struct fuse_queue *queue)
 	worker_end_round(queue->worker);
 }
 
-/* Submits what the engine has prepared, most of which completes at once. */
+/* Submits what the engine has prepared; most of it completes at once. */
 static int settle(struct fuse_queue *queue)
 {
 	while (io_uring_sq_ready(&queue->ring)) {

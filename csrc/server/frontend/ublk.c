@@ -249,7 +249,7 @@ static void shorten_timeout(const struct ublk *ublk)
 	_cleanup_close_ int fd = -1;
 	char name[64];
 
-	/* This feature bit stands for 6.15, as in ublk_recovery_begin(). */
+	/* Linux 6.15 and newer have this feature bit; see ublk_recovery_begin(). */
 	if (ublk->control.features & UBLK_F_SUPPORT_ZERO_COPY)
 		return;
 	snprintf(name, sizeof(name), "ublkb%u/queue/io_timeout", ublk->info.dev_id);

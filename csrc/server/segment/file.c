@@ -68,7 +68,7 @@ static int file_size(int fd, uint64_t *size)
 }
 
 /*
- * Claims a block device that is to be written. Clears O_NONBLOCK, which is not needed any more:
+ * Claims a block device before it is written. Clears O_NONBLOCK, which is not needed any more:
  * io_uring would take it as a promise that reads never wait.
  */
 static int claim(int *fd, const struct file_segment *file, bool dry)

@@ -126,7 +126,7 @@ static int lazy_open(struct engine *engine, struct segment *segment)
 	struct error error = {};
 	int err;
 
-	/* The cache is locked, perhaps by the server that is to be replaced. */
+	/* The cache is locked, perhaps by the server that this one replaces. */
 	if (engine->dry)
 		return 0;
 	err = space_open(lazy->map_path, lazy->cache_path, &lazy->complete, lazy->map_offset,

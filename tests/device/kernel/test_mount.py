@@ -107,7 +107,7 @@ class TestTempdir:
         self, sparse_path: Path
     ) -> None:
         """Anybody's; and what is mounted from that may be elsewhere."""
-        with pytest.raises(LeftoverError, match="/dev/loop[0-9]+ stands on .*/image"):
+        with pytest.raises(LeftoverError, match="/dev/loop[0-9]+ is on .*/image"):
             with tempdir(parent=sparse_path) as directory:
                 image = directory / "image"
                 image.write_bytes(bytes(1 << 20))
