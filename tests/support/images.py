@@ -13,7 +13,7 @@ import shutil
 import struct
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -312,37 +312,6 @@ HEADER_BYTES, ITEM_BYTES = 101, 25
 CHUNK_TREE, ROOT_TREE, CSUM_TREE = 3, 1, 7
 Key = tuple[int, int, int]
 
-#: Offsets of fields: struct btrfs_super_block, struct btrfs_header.
-SUPER = {
-    "bytenr": (48, "Q"),
-    "flags": (56, "Q"),
-    "generation": (72, "Q"),
-    "root": (80, "Q"),
-    "chunk_root": (88, "Q"),
-    "log_root": (96, "Q"),
-    "total_bytes": (112, "Q"),
-    "bytes_used": (120, "Q"),
-    "root_dir": (128, "Q"),
-    "num_devices": (136, "Q"),
-    "sectorsize": (144, "I"),
-    "nodesize": (148, "I"),
-    "array_size": (160, "I"),
-    "incompat_flags": (188, "Q"),
-    "csum_type": (196, "H"),
-    "dev_total_bytes": (201 + 8, "Q"),
-    "dev_uuid": (201 + 66, "B"),
-    "array": (811, "B"),
-}
-HEADER = {
-    "fsid": (32, "Q"),
-    "bytenr": (48, "Q"),
-    "chunk_tree_uuid": (64, "Q"),
-    "generation": (80, "Q"),
-    "owner": (88, "Q"),
-    "nritems": (96, "I"),
-    "level": (100, "B"),
-}
-
 
 @dataclass
 class LeafItem:
@@ -392,35 +361,11 @@ class Editor:
     def truncate(self, size: int) -> None:
         self._file.truncate(size)
 
-    def set_super(
-        self,
-        field: str,
-        value: int | Callable[[int], int],
-        *,
-        mirrors: tuple[int, ...] = (0, 1, 2),
-        at: int = 0,
-        csum: bool = True,
-    ) -> None:
-        """``at``: bytes behind the field's own place."""
-        offset, layout = SUPER[field]
-        for mirror in mirrors:
-            block = self.read(SUPER_OFFSETS[mirror], SUPER_BYTES)
-            (before,) = struct.unpack_from("<" + layout, block, offset + at)
-            after = value(before) if callable(value) else value
-            struct.pack_into("<" + layout, block, offset + at, after)
-            self.write(SUPER_OFFSETS[mirror], with_checksum(block) if csum else block)
-
-    @contextmanager
     def block(self, bytenr: int, *, csum: bool = True) -> Iterator[bytearray]:
         """A tree block, written back when the ``with`` ends."""
         block = self.read(bytenr, self.node_bytes)
         yield block
         self.write(bytenr, with_checksum(block) if csum else block)
-
-    def set_header(self, tree: int, field: str, value: int) -> None:
-        offset, layout = HEADER[field]
-        with self.block(self.roots[tree]) as block:
-            struct.pack_into("<" + layout, block, offset, value)
 
     def leaf_of(self, tree: int, key: Key) -> int:
         """The address of the leaf that has the key, or would have it."""

@@ -3,21 +3,12 @@ apply to this kernel."""
 
 import functools
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from itertools import count
-from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from btrfs_ublk.base.helpers import (
-    HELPERS_VARIABLE,
-    MKSEED,
-    SEED,
-    SERVER,
-    helper_path,
-)
 from btrfs_ublk.server import BlockServer, FrontEndName
 from btrfs_ublk.server.devices import ublk_features
 
@@ -68,16 +59,3 @@ def moments() -> Iterator[int]:
     """Return numbers of events at which something is killed, for ever: all of them with
     100 %, else one in seven, as each takes a fork of this process."""
     return count(1, 1 if SOAK_PERCENT >= 100 else 7)
-
-
-@pytest.fixture
-def of_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two helpers that need a version of a library that nobody has; another not."""
-    for name in (MKSEED, SERVER, SEED):
-        shutil.copy(helper_path(name), tmp_path)
-        if name != SEED:
-            program = (tmp_path / name).read_bytes()
-            assert program.count(b"\0libjansson.so.4\0") == 1
-            other = program.replace(b"\0libjansson.so.4\0", b"\0libjansson.so.7\0")
-            (tmp_path / name).write_bytes(other)
-    monkeypatch.setenv(HELPERS_VARIABLE, str(tmp_path))

@@ -124,13 +124,7 @@ _ITEM = struct.Struct("<QBQII")
 _POINTER = struct.Struct("<QBQQQ")
 _SUPER = struct.Struct("<32s16sQQ8sQQQQQQQQQIIIIIQQQQHBBB98s256s")
 
-ROOT_ITEM, ROOT_BACKREF, ROOT_REF = 132, 144, 156
-METADATA_ITEM, EXTENT_ITEM = 169, 168
-INODE_ITEM, INODE_REF, DIR_ITEM, DIR_INDEX, EXTENT_DATA = 1, 12, 84, 96, 108
-BLOCK_GROUP_ITEM, FREE_SPACE_INFO, FREE_SPACE_EXTENT = 192, 198, 199
-DEV_EXTENT, DEV_ITEM, CHUNK_ITEM = 204, 216, 228
-
-EXTENT_TREE, DEV_TREE, FS_TREE, FREE_SPACE_TREE, BLOCK_GROUP_TREE = 2, 4, 5, 10, 11
+ROOT_ITEM = 132
 
 
 @dataclass(frozen=True)
@@ -165,20 +159,12 @@ class Item:
         return struct.unpack_from("<" + layout, self.data, at)
 
 
-@dataclass(frozen=True)
-class Block:
-    bytenr: int
-    level: int
-    owner: int
-
-
 class Image:
-    """An open image; ``blocks`` collects every tree block that was visited."""
+    """An open image."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.super = self.read_super(SUPER_OFFSETS[0])
-        self.blocks: list[Block] = []
 
     def _read(self, offset: int, length: int) -> bytes:
         self._file.seek(offset)
@@ -216,12 +202,9 @@ class Image:
 
     def _walk(self, bytenr: int, level: int | None) -> Iterator[Item]:
         block = self._read(bytenr, self.super.node_bytes)
-        _, fsid, own_address, _, _, _, owner, count, own_level = _HEADER.unpack_from(
-            block
-        )
+        _, fsid, own_address, _, _, _, _, count, own_level = _HEADER.unpack_from(block)
         assert (fsid, own_address) == (self.super.fsid, bytenr)
         assert level is None or own_level == level
-        self.blocks.append(Block(bytenr, own_level, owner))
         for slot in range(count):
             if own_level == 0:
                 at = _HEADER.size + slot * _ITEM.size

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pyroute2 import IPRoute
-from support.processes import ending_with_us, free_ports, freeze
+from support.processes import ending_with_us, free_ports
 from support.web_servers import NGINX
 
 from btrfs_ublk.ops.site_cache.config import Node, SiteCache
@@ -208,9 +208,6 @@ class Ring:
     def kill(self, number: int) -> None:
         self.processes[number].kill()
         self.processes[number].wait(START_TIMEOUT_S)
-
-    def silence(self, number: int) -> None:
-        freeze(self.processes[number].pid)
 
 
 def _words(root: Path, cache: SiteCache) -> list[str | Path]:
