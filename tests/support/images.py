@@ -361,6 +361,7 @@ class Editor:
     def truncate(self, size: int) -> None:
         self._file.truncate(size)
 
+    @contextmanager
     def block(self, bytenr: int, *, csum: bool = True) -> Iterator[bytearray]:
         """A tree block, written back when the ``with`` ends."""
         block = self.read(bytenr, self.node_bytes)
