@@ -5,7 +5,7 @@ import hashlib
 import os
 import random
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,19 +21,9 @@ from support.disks import (
 from support.images import ordinary_image
 
 from btrfs_ublk.base.private_dirs import VOLUMES_VARIABLE
-from btrfs_ublk.containers.snapshots import Snapshots
 from btrfs_ublk.image.layout import Layout
-from btrfs_ublk.kernel.btrfs import create_subvolume
 from btrfs_ublk.units import GIB, MIB, TIB
-from btrfs_ublk.volume import (
-    FORK_MODES,
-    ForkMode,
-    VolumeDefinition,
-    down_volume,
-    remove_volume,
-    up_volume,
-)
-from btrfs_ublk.volume.forks import make_fork, remove_fork
+from btrfs_ublk.volume import VolumeDefinition, down_volume, remove_volume, up_volume
 from btrfs_ublk.volume.store import volume_directories
 
 pytestmark = pytest.mark.data
@@ -83,38 +73,6 @@ def test_a_removed_volume_stays_removed(
         cut.now()
     with cut.state():
         assert not list(volume_directories())
-
-
-@native
-@pytest.mark.parametrize("mode", FORK_MODES)
-def test_a_removed_fork_stays_removed(sparse_path: Path, mode: ForkMode) -> None:
-    cut = Cut(sparse_path, "btrfs")
-    with recording(sparse_path, "btrfs", size_bytes=GIB) as mount:
-        (mount / "layers").mkdir()
-        create_subvolume(mount / "layers", "1")
-        make_fork(mount, "it", mount / "layers/1", mode=mode)
-        remove_fork(mount, "it")
-        cut.now()
-    with cut.state() as mount:
-        assert (mount / "layers/1").exists()
-        assert not (mount / "forks/it").exists()
-        assert not (mount / "overlays/it").exists()
-
-
-@native
-def test_a_snapshot_keeps_its_mode(sparse_path: Path) -> None:
-    cut = Cut(sparse_path, "btrfs")
-    before = os.umask(0o077)
-    try:
-        with recording(sparse_path, "btrfs", size_bytes=GIB) as mount:
-            with closing(Snapshots(mount / "root")) as snapshots:
-                snapshots.prepare("it", "", {})
-                cut.now()
-    finally:
-        os.umask(before)
-    with cut.state() as mount, closing(Snapshots(mount / "root")) as snapshots:
-        (found,) = snapshots.mounts("it")
-        assert Path(found.source).stat().st_mode & 0o777 == 0o755
 
 
 @native
