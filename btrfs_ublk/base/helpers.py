@@ -17,7 +17,6 @@ _VERSION_TIMEOUT_S = 20.0
 MKSEED = "btrfs-ublk-mkseed"
 MKIMAGE = "btrfs-ublk-mkimage"
 READIMAGE = "btrfs-ublk-readimage"
-MAKETREE = "btrfs-ublk-maketree"
 SEED = "btrfs-ublk-seed"
 SERVER = "btrfs-ublk-server"
 FETCH = "btrfs-ublk-fetch"
@@ -30,7 +29,7 @@ VERIFY_READS = "btrfs-ublk-verify-reads"
 GET_RANGES = "btrfs-ublk-get-ranges"
 HELPERS = (
     *(MKSEED, SEED, SERVER, KEEPER, CACHE, MAP_PHYSICAL, ADD_DEVICE),
-    *(MKIMAGE, READIMAGE, MAKETREE, FETCH),
+    *(MKIMAGE, READIMAGE, FETCH),
     *(VERIFY_READS, GET_RANGES, CODEC),
 )
 

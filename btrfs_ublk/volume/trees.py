@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from btrfs_ublk import content
 from btrfs_ublk import device as devices
-from btrfs_ublk.base.helpers import MAKETREE, helper_path
+from btrfs_ublk.base.helpers import READIMAGE, helper_path
 from btrfs_ublk.base.jsonfile import sync
 from btrfs_ublk.base.log import log, step
 from btrfs_ublk.base.paths import StrPath
@@ -465,8 +465,8 @@ def _make(
 ) -> tuple[int, int, int]:
     """Have the helper make the tree in an open directory, or only see whether it could.
     Returns the numbers of entries, of bytes cloned, and of bytes written."""
-    argv: list[str | Path] = [helper_path(MAKETREE), image.seed]
-    argv += [str(image.subvolume), str(image.data_bytes)]
+    argv: list[str | Path] = [helper_path(READIMAGE), "make", str(image.subvolume)]
+    argv += [image.seed, str(image.data_bytes)]
     with ExitStack() as opened:
         fds = []
         if virtual is not None and lock is not None:

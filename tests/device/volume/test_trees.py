@@ -24,7 +24,7 @@ from support.volumes import (
 )
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT
-from btrfs_ublk.base.helpers import MAKETREE
+from btrfs_ublk.base.helpers import READIMAGE
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, build_image
@@ -317,8 +317,8 @@ def test_the_helper_by_itself(
     made = sparse_path / "image"
     layer = {"kind": "directory", "path": tree}
     report = mkimage(made, layer, compression="none")
-    helper = sanitized_build / "csrc/tools" / MAKETREE
-    words = [helper, made / "seed.img", report["layers"][0]["subvolume"]]
+    helper = sanitized_build / "csrc/tools" / READIMAGE
+    words = [helper, "make", report["layers"][0]["subvolume"], made / "seed.img"]
 
     def run(*more: object, fds: tuple[int, ...] = ()) -> tuple[int, str, str]:
         done = subprocess.run(
