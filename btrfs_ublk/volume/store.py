@@ -478,24 +478,27 @@ def open_or_make(
 ) -> tuple[Lock, bool]:
     """Lock a volume. Returns the lock, and if it was made: with a seed of virtual data,
     or by ``make_seed``. Raises BtrfsUblkError."""
-    with registry_locked(volume.path.parent):
-        if not os.path.lexists(volume.path):
-            return _make(volume, definition, make_seed), True
+    if not os.path.lexists(volume.path):
+        if (lock := _make(volume, definition, make_seed)) is not None:
+            return lock, True
     volume.check()
     return volume.locked(timeout_s=LOCK_TIMEOUT_S), False
 
 
 def _make(
     volume: VolumeDirectory, definition: VolumeDefinition, make_seed: MakeSeed | None
-) -> Lock:
-    """Make the volume; the caller holds the registry's lock."""
+) -> Lock | None:
+    """Make the volume; return its lock, None when another command was faster. NB: what
+    waits for the disk is done without the registry's lock, for which all volumes that
+    are made at once would wait."""
     tag = os.urandom(8).hex()
     half = VolumeDirectory(half_path(volume.path, tag))
     with step(f"make volume {volume.name}"), ExitStack() as on_failure:
         on_failure.callback(remove_tree, half.path, ignore_errors=True)
         try:
-            half.path.mkdir(mode=0o700)
-            lock = lock_file(half.lock)
+            with registry_locked(volume.path.parent):  # for remove_halves()
+                half.path.mkdir(mode=0o700)
+                lock = lock_file(half.lock)
             assert lock is not None
             on_failure.callback(lock.close)
             half.ledgers.mkdir(mode=0o700)
@@ -522,7 +525,10 @@ def _make(
             # As all else that a volume keeps, it is its owner's alone.
             half.seed_image.chmod(0o600)
             sync(half.seed_image)
-            half.path.rename(volume.path)
+            with registry_locked(volume.path.parent):
+                if os.path.lexists(volume.path):
+                    return None
+                half.path.rename(volume.path)
             sync(volume.path.parent)
         except OSError as error:
             raise BtrfsUblkError(
@@ -538,7 +544,7 @@ def remove_halves(volumes: Path, *, dry_run: bool = False) -> list[Path]:
     Returns what was, or would be, removed. Raises BtrfsUblkError."""
     if not any(half_made(volumes)):
         return []
-    with registry_locked(volumes):  # makers hold it meanwhile
+    with registry_locked(volumes):  # no half that is made is without its lock
         halves = [
             path
             for path in half_made(volumes)
@@ -562,8 +568,9 @@ def discard(volume: VolumeDirectory) -> None:
     # The rename frees the name at once, even if the removal is interrupted.
     gone = half_path(volume.path, os.urandom(8).hex())
     try:
-        with deferred(), registry_locked(volume.path.parent):
-            volume.path.rename(gone)
+        with deferred():
+            with registry_locked(volume.path.parent):
+                volume.path.rename(gone)
             sync(gone.parent)
         # NB: a large cache takes long, so the registry is unlocked. The cache goes
         # first, as remove_halves() leaves a directory alone while its lock is held.
