@@ -25,8 +25,18 @@ _MS_RDONLY = 1
 _UMOUNT_NOFOLLOW = 8
 _SET_FLAG, _SET_STRING, _CREATE, _RECONFIGURE = 0, 1, 6, 7
 _READ_ONLY = 1
-#: Options of a mount; all others are its file system's.
-_ATTRIBUTES = {"nosuid": 2, "nodev": 4, "noexec": 8, "noatime": 0x10, "ro": _READ_ONLY}
+#: Options of a mount: the bits that each decides (MOUNT_ATTR_*), and their values. All
+#: others are its file system's, and so are these two.
+_BOTH = ("ro", "rw")
+_ATTRIBUTES = {
+    "defaults": (0, 0),
+    **{"ro": (_READ_ONLY, _READ_ONLY), "rw": (_READ_ONLY, 0)},
+    **{"nosuid": (2, 2), "suid": (2, 0), "nodev": (4, 4), "dev": (4, 0)},
+    **{"noexec": (8, 8), "exec": (8, 0)},
+    **{"noatime": (0x70, 0x10), "strictatime": (0x70, 0x20)},
+    **{"relatime": (0x70, 0), "atime": (0x70, 0)},
+    **{"nodiratime": (0x80, 0x80), "diratime": (0x80, 0)},
+}
 #: FSOPEN_CLOEXEC, FSMOUNT_CLOEXEC, FSPICK_CLOEXEC
 _CLOEXEC = 1
 _MOVE_MOUNT_F_EMPTY_PATH = 4
@@ -163,9 +173,10 @@ def _made(
 ) -> int:
     """Return a descriptor of a new mount. Raises OSError."""
     attributes = 0
-    for word in options:
-        attributes |= _ATTRIBUTES.get(word, 0)
-    own = [x for x in options if x == "ro" or x not in _ATTRIBUTES]
+    for word in options:  # the last one of several counts
+        bits, value = _ATTRIBUTES.get(word, (0, 0))
+        attributes = attributes & ~bits | value
+    own = [x for x in options if x in _BOTH or x not in _ATTRIBUTES]
     context = _call(_FSOPEN, fs_type.encode(), _CLOEXEC)
     try:
         _configure(context, [f"source={source}", *own], _CREATE, timeout_s=timeout_s)

@@ -46,6 +46,15 @@ class TestMounted:
         process_ledger().undo(process_ledger().entries()[0])
         assert target not in targets()
 
+    def test_options_are_those_of_mount(self, target: Path) -> None:
+        """The last one of several counts; the others are the file system's."""
+        words = "defaults,noexec,noatime,nodev,suid,exec,relatime,size=64k".split(",")
+        with mounted("none", target, fs_type="tmpfs", options=words):
+            found = os.statvfs(target)
+            assert found.f_flag & os.ST_NODEV and found.f_flag & os.ST_RELATIME
+            assert not found.f_flag & (os.ST_NOEXEC | os.ST_NOATIME | os.ST_NOSUID)
+            assert found.f_blocks * found.f_frsize == 64 << 10
+
     def test_unmounted_by_someone_else_is_fine(self, target: Path) -> None:
         with mounted("none", target, fs_type="tmpfs") as mount:
             run(["umount", target], timeout_s=10)
