@@ -489,6 +489,7 @@ class Daemon:
         try:
             run([*daemon_command(self._python), "--check"], timeout_s=_CHECK_TIMEOUT_S)
             self._park(devices)
+            self._volumes.end(timeout_s=_PARK_TIMEOUT_S)
             self._execute([x for x in devices if x.parked is not None])
         except (BtrfsUblkError, OSError) as error:
             log.error("cannot be replaced by another program: %s", error)

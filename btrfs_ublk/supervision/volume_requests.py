@@ -93,6 +93,16 @@ class VolumeRequests:
                 self._socket.close()
                 self._socket = None
 
+    def end(self, *, timeout_s: float) -> None:
+        """Have the process end when it has answered what it was asked, and wait for it:
+        nobody else reaps it."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        for process in self._processes:
+            process.wait(timeout_s)
+        self.tidy()
+
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         module = "btrfs_ublk.volume.answers"

@@ -14,12 +14,12 @@ import os
 import socket
 import sys
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from btrfs_ublk.base.log import log, setup_logging
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
@@ -39,8 +39,10 @@ _PR_SET_IO_FLUSHER = 57
 #: The types of all keys but "request".
 _TYPES = {"quota_bytes": int, "files": bool}
 
-#: Requests that change a volume take turns: its lock is polled for.
-_turns: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+#: Requests that change a volume take turns: its lock is polled for. Each is here as
+#: long as somebody uses it.
+_turns: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
+_turns_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ class _Answer:
 @contextmanager
 def _turn(volume: str) -> Iterator[None]:
     """Let one request at a time change a volume. Raises BtrfsUblkError."""
-    lock = _turns[volume]
+    with _turns_lock:
+        lock = _turns.setdefault(volume, threading.Lock())
     if not lock.acquire(timeout=_TURN_S):
         raise BtrfsUblkError(
             f"others are changing volume {volume!r}", hint="try again later"
