@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from btrfs_ublk.base.log import step
-from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.content import SourceKeys
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess
@@ -27,7 +26,7 @@ from btrfs_ublk.image.reference import LayoutName, Name, Reference, parse_name
 from btrfs_ublk.image.store import ImageStore
 from btrfs_ublk.units import BLOCK_BYTES
 from btrfs_ublk.volume.definition import VolumeDefinition, image_access
-from btrfs_ublk.volume.store import VolumeDirectory, volume_directory
+from btrfs_ublk.volume.store import VolumeDirectory
 
 if TYPE_CHECKING:
     from btrfs_ublk.content.digests import Digests
@@ -260,15 +259,12 @@ def finding(name: Name, access: RegistryAccess) -> Iterator[FoundImage]:
 
 @contextmanager
 def beginning_image(
-    name: str, definition: VolumeDefinition, base: StrPath | None = None
-) -> Iterator[Callable[[], FoundImage] | None]:
+    definition: VolumeDefinition,
+) -> Iterator[Callable[[], FoundImage]]:
     """Find the image of a new volume in a thread, so that the first requests go out
     while other things are done. Yields a function that waits for it, and raises as
-    finding() does; None for a volume that needs no image, or exists."""
-    volume = volume_directory(name, base)
-    if definition.image is None or os.path.lexists(volume.path):
-        yield None
-        return
+    finding() does."""
+    assert definition.image is not None
     image, access = parse_name(definition.image), image_access(definition)
     if isinstance(image, Reference) and image.is_in_registry:
         # NB: what is loaded by two threads at once takes as long as both.

@@ -125,23 +125,26 @@ def up_volume(
     volume = volume_directory(name, base)
     refuse_removed_directory(volume)
     remove_halves(volume.path.parent)
-    _discard_pending(volume)
+    is_pending = _is_pending(volume)
     # Others are asked before anything is locked.
     with daemon_starting(), ExitStack() as held, ExitStack() as on_failure:
         image = None
-        if definition.image and not os.path.lexists(volume.path):
+        if definition.image and (is_pending or not os.path.lexists(volume.path)):
             with deferred():
                 # Most volumes need none of it.
                 from btrfs_ublk.volume.image_seed import beginning_image
-            image = held.enter_context(beginning_image(name, definition, base))
+            image = held.enter_context(beginning_image(definition))
         listed = list_trees(volume, definition.trees)
         found = image() if image else None
-        _discard_pending(volume)  # Another command may have begun meanwhile.
+        # Only now: the next command needs its definition, if there is no image.
+        _discard_pending(volume)
         with deferred():
             lock, is_new = open_or_make(
                 volume, definition, found.begin if found else None
             )
             held.enter_context(lock)
+            if not is_new:
+                found = None  # another command has made it meanwhile
             if found is None and volume.made().is_pending:
                 raise BtrfsUblkError(
                     f"another command that made volume {name!r} was interrupted",
@@ -186,13 +189,19 @@ def up_volume(
     return look_at_volume(volume, most_files=None if files else 0)
 
 
+def _is_pending(volume: VolumeDirectory) -> bool:
+    """Whether the metadata of its image have not come: a command makes it, or was
+    killed."""
+    if not os.path.isfile(volume.path / "volume.json"):
+        return False
+    volume.check()
+    return volume.made().is_pending
+
+
 def _discard_pending(volume: VolumeDirectory) -> None:
     """Remove a volume whose making was killed before the metadata of its image came. A
     command that is still making it is waited for."""
-    if not os.path.isfile(volume.path / "volume.json"):
-        return
-    volume.check()
-    if not volume.made().is_pending:
+    if not _is_pending(volume):
         return
     try:
         with step("wait for the command that makes the volume"):

@@ -209,6 +209,9 @@ def test_a_kill_while_the_metadata_come(place: Place, registry: Registry) -> Non
             wait_until(is_half_there)
             child.kill()
     assert not os.path.ismount(place.target)
+    with pytest.raises(BtrfsUblkError, match=address):  # it is not there any more
+        up_volume(NAME, base=place.base)
+    assert volume.definition().image == f"{address}/some/app:1"
     definition = place.definition(image=str(target), image_ca_file=registry.ca_file)
     up_volume(NAME, definition, base=place.base)
     assert content(place.target, inode) == DATA
