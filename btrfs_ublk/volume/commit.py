@@ -6,12 +6,11 @@ import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from btrfs_ublk.base.log import log
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.process import run, spawn
 from btrfs_ublk.base.signals import deferred
@@ -19,7 +18,6 @@ from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.btrfs import (
     create_snapshot,
     create_subvolume,
-    delete_subvolumes,
     is_subvolume,
     nested_subvolumes,
     set_read_only,
@@ -37,10 +35,11 @@ from btrfs_ublk.volume.forks import (
     UPPER,
     Fork,
     adopt_fork,
+    delete_or_warn,
     find_fork,
     find_place,
     is_light,
-    make_directory,
+    without_lefts,
 )
 from btrfs_ublk.volume.image import UpImage, up_with_image
 
@@ -263,7 +262,7 @@ def _receiving(
                 hint="apply it in a volume of the very image that it was made in",
             )
         # Also where a command that was killed afterwards has made the fork.
-        _without_lefts(up.mount)
+        without_lefts(up.mount)
         find_place(up.mount, fork, is_overlay=False)
     with _temporary(name, up.mount, base, create_subvolume) as work:
         yield up, found[0], work
@@ -348,41 +347,13 @@ def _temporary(
     path, lock = mount / COMMITS_DIRECTORY / os.urandom(8).hex(), -1
     try:
         with deferred(), up_with_image(name, base):
-            make(_without_lefts(mount), path.name)
+            make(without_lefts(mount), path.name)
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield path
     finally:
         with deferred():
             if os.path.lexists(path):
-                _delete(path)
+                delete_or_warn(path)
             if lock >= 0:
                 os.close(lock)
-
-
-def _without_lefts(mount: Path) -> Path:
-    """Return the directory of such subvolumes, which then has none of commands that
-    have died."""
-    commits = mount / COMMITS_DIRECTORY
-    make_directory(commits, 0o700)
-    for left in commits.iterdir():
-        _remove_left(left)
-    return commits
-
-
-def _remove_left(path: Path) -> None:
-    """Remove the snapshot of a command that has died: nobody has it locked."""
-    with suppress(OSError):
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _delete(path)
-        finally:
-            os.close(fd)
-
-
-def _delete(path: Path) -> None:
-    try:
-        delete_subvolumes(path)
-    except BtrfsUblkError as error:
-        log.warning("%s", error)  # The next command tries again.

@@ -4,7 +4,7 @@ layer (docs/design/images.md).
     MOUNT/forks/NAME       a snapshot of the layer; or where an overlay is mounted
     MOUNT/overlays/NAME    what an overlay holds, and what it is made of
     MOUNT/templates/LAYER  what a new overlay of that layer holds
-    MOUNT/commits          snapshots that `image commit` reads; empty otherwise
+    MOUNT/commits          subvolumes while a command works; empty otherwise
 
 Nothing here looks at all forks but what lists them, so that the thousandth fork takes
 as long as the first.
@@ -15,6 +15,7 @@ Functions here get the mount point of the volume's file system, and lock nothing
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import stat
@@ -134,22 +135,27 @@ def make_fork(
 def copy_fork(
     mount: Path, name: str, source: str, *, quota_bytes: int | None = None
 ) -> Path:
-    """Make a fork that is what the fork ``source`` is at this moment, in its mode;
-    return its path. Raises what make_fork() raises, and UsageError when there is no
-    such fork."""
+    """Make a fork that is what the fork ``source`` is at this moment, in its mode and
+    with its quota, unless another one is given; return its path. Raises what
+    make_fork() raises, and UsageError when there is no such fork."""
     fork = find_fork(mount, source)
     path, own = find_place(mount, name, is_overlay=fork.mode == "overlay")
     if quota_bytes is not None:
         _prepare_quota(mount, quota_bytes)
+    else:
+        quota_bytes = fork.quota_bytes
     if fork.mode == "overlay":
         return _make_overlay(mount, name, own.with_name(source), quota_bytes)
+    half = without_lefts(mount) / os.urandom(8).hex()
     with ExitStack() as on_failure:
-        on_failure.push(undoing(lambda: _delete_snapshot(path, own)))
+        on_failure.push(undoing(lambda: _delete_snapshot(half, own)))
         if fork.layer is not None:
             # It would not be known when the other fork has gone.
             make_directory(own.parent, 0o700)
             own.symlink_to(os.path.relpath(fork.layer, own.parent))
-        create_deep_snapshot(fork.path, path.parent, name, quota_bytes=quota_bytes)
+        # Those of its subvolumes are made one by one.
+        create_deep_snapshot(fork.path, half.parent, half.name, quota_bytes=quota_bytes)
+        os.rename(half, path)
         on_failure.pop_all()
     return path
 
@@ -158,6 +164,31 @@ def _delete_snapshot(path: Path, own: Path) -> None:
     if is_subvolume(path):
         delete_subvolumes(path)
     _discard(own)
+
+
+def without_lefts(mount: Path) -> Path:
+    """Return the directory of subvolumes that last as long as a command, which then has
+    none of commands that have died: those that nobody has locked. The caller has locked
+    the volume."""
+    commits = mount / COMMITS_DIRECTORY
+    make_directory(commits, 0o700)
+    for left in commits.iterdir():
+        with suppress(OSError):
+            fd = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                delete_or_warn(left)
+            finally:
+                os.close(fd)
+    return commits
+
+
+def delete_or_warn(path: Path) -> None:
+    """Delete a subvolume; the next command tries again where that fails."""
+    try:
+        delete_subvolumes(path)
+    except BtrfsUblkError as error:
+        log.warning("%s", error)
 
 
 def _template_of(mount: Path, layer: Path) -> Path:

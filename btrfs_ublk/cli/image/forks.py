@@ -38,7 +38,7 @@ from btrfs_ublk.volume.texts import fork_text, forks_text
         "--quota",
         type=SizeType(),
         help="How much may be written to it. The volume needs Linux 6.7 from then on, "
-        "for good.  [no limit]",
+        "for good.  [no limit, or that of --from]",
     ),
     click.option(
         "--layer",
@@ -60,7 +60,8 @@ def fork(
 
     NAME is a volume that `image up` has mounted, FORK a name of yours. No data are
     moved. It is below `forks`, and is kept with the volume. With --from, it has all
-    that the other fork has at this moment, in the same mode; that may be in use.
+    that the other fork has at this moment, in the same mode, with its quota unless
+    another one is given; that fork may be in use.
     """
     if source is not None:
         _refuse_given(

@@ -151,11 +151,13 @@ def test_what_cannot_be_applied_leaves_nothing(place: Place) -> None:
         assert done.returncode == 2 and "--delta" in done.stderr
     done = place.command("commit", NAME, "one", "--delta", delta, noun="image")
     assert done.returncode == 2 and "exists" in done.stderr
-    for step in ("_receive", "adopt_fork", "_delete"):
+    for step in ("_receive", "adopt_fork", "delete_or_warn"):
         apply = f"volume.apply_delta('{NAME}', {delta!r}, 'two', base={place.base!r})"
         killed_at(f"volume.commit:{step}", apply)
         assert not is_clean(place)
-        if step == "_delete":  # the fork is there, and the same command is refused
+        if (
+            step == "delete_or_warn"
+        ):  # the fork is there, and the same command is refused
             with pytest.raises(UsageError, match="already"):
                 apply_delta(NAME, delta, "two", base=place.base)
             unfork_image(NAME, "two", base=place.base)

@@ -18,11 +18,16 @@ from support.volumes import (
     each_mode,
     fetched_bytes,
     fork,
+    killed_at,
     up,
 )
 
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, LeftoverError, UsageError
-from btrfs_ublk.kernel.btrfs import commit_transaction, filesystem_uuid
+from btrfs_ublk.kernel.btrfs import (
+    commit_transaction,
+    create_subvolume,
+    filesystem_uuid,
+)
 from btrfs_ublk.kernel.mount import unmount_now
 from btrfs_ublk.units import KIB, MIB
 from btrfs_ublk.volume import (
@@ -117,6 +122,18 @@ def test_a_fork_of_a_fork_is_its_moment(place: Place, mode: ForkMode) -> None:
     with pytest.raises(UsageError, match="no fork 'three'.*"):
         fork_image(NAME, "five", source="three", base=place.base)
     assert fork_image(NAME, "three", source="four", base=place.base) == three
+
+
+def test_a_fork_of_a_fork_that_was_killed_is_not_in_the_way(place: Place) -> None:
+    one = fork(place, "one", "snapshot")
+    create_subvolume(one, "nested")
+    (one / "nested/x").write_text("x\n")
+    again = f"volume.fork_image('{NAME}', 'two', source='one', base={place.base!r})"
+    killed_at("kernel.btrfs:create_snapshot", again, call=2)
+    assert [x.name for x in forks_of_image(NAME, base=place.base)] == ["one"]
+    two = fork_image(NAME, "two", source="one", base=place.base)
+    assert (two / "nested/x").read_text() == "x\n"
+    assert not os.listdir(place.target / "commits")
 
 
 @each_mode
@@ -300,8 +317,11 @@ def test_quotas_are_right_to_the_block(
         (one / "new").write_bytes(os.urandom(MIB))
     down_volume(NAME, base=place.base)
     up(place)
+    for source in (*FORK_MODES, "other"):
+        fork_image(NAME, f"{source}-2", source=source, base=place.base)
     quotas = {x.name: x.quota_bytes for x in forks_of_image(NAME, base=place.base)}
-    assert quotas == {"other": None} | dict.fromkeys(FORK_MODES, limit)
+    limited = [name for mode in FORK_MODES for name in (mode, f"{mode}-2")]
+    assert quotas == {"other": None, "other-2": None} | dict.fromkeys(limited, limit)
 
 
 def test_where_there_are_no_simple_quotas(place: Place) -> None:
