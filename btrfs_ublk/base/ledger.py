@@ -193,8 +193,8 @@ def _made(path: Path) -> bool:
 def state_directory() -> Path:
     """Return the directory of ledgers; it is made if missing.
 
-    Raises BtrfsUblkError when it is not this user's alone: whoever can write there can
-    choose what root removes.
+    Raises BtrfsUblkError when it is not this user's alone: who can write there chooses
+    what root removes.
     """
     named = os.environ.get("BTRFS_UBLK_STATE_DIR")
     paths = [Path(named)] if named else [Path(path) for path in STATE_DIRECTORIES]

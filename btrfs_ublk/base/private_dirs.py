@@ -116,7 +116,7 @@ def check_way(path: Path, *, what: str, hint: str) -> None:
         try:
             status = each.lstat()
         except OSError:
-            continue  # It is not there yet, or whoever wants to use it will see.
+            continue  # It is not there yet, or the command that uses it will see.
         is_open = (
             stat.S_ISDIR(status.st_mode)
             and not status.st_mode & stat.S_ISVTX

@@ -96,7 +96,7 @@ def importing() -> Iterator[None]:
 
 def too_late() -> None:
     """Ignore signals from here to the end of the process: its work is done, and only
-    the result is to be printed. For entry points, within ``deferred()``."""
+    the result will be printed. For entry points, within ``deferred()``."""
     for signum in _SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
 
@@ -187,7 +187,7 @@ class _Deferral:
             self.depth, self.window = window.depth, window.outer
 
     def replace(self, signum: int, handler: _Handler | int | None) -> None:
-        """Set the handler that is to be in force after the deferral."""
+        """Set the handler for the time after the deferral."""
         if callable(handler) and signal.getsignal(signum) == self._dispatch:
             self.handlers[signum] = handler
         else:

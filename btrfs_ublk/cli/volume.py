@@ -199,7 +199,7 @@ def resize(name: str, size: int, base: Path | None, as_json: bool) -> None:
     """Have more room for what is written to a volume.
 
     SIZE is what --writable of `volume up` was; it only grows. A volume that is up has
-    it at once, whoever writes to it; one that is down, when it is up again.
+    it at once, also while programs write to it; one that is down, when it is up again.
     """
     with progress(f"resize volume {name}"):
         volume = volumes.resize_volume(name, size, base=base)

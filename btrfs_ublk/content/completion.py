@@ -14,7 +14,7 @@ class Completion:
     """How far a server has come with fetching all that its map names. ``state`` is
     "fetching", "paused" (others come first), "retrying" (something failed), "full" (the
     cache has no room) or "done"; ``why`` is a reason for people. ``done_units`` of
-    ``units`` are in the cache, whoever fetched them; this server has fetched
+    ``units`` are in the cache, also those that others fetched; this server has fetched
     ``fetched_bytes``, and ``failed_units`` failed, each time that they were tried.
     ``bytes_per_s`` is the limit, 0: "idle"."""
 

@@ -160,8 +160,8 @@ def _refusal(error: OSError, top: int, path: str) -> UsageError | None:
     if error.errno == errno.ELOOP:
         return UsageError(
             f"a symbolic link is on the way to {path!r} in {where}",
-            hint="name the path that it leads to: other users may be able to change "
-            "the link",
+            hint="name the path that it leads to: a user who can change the link could "
+            "have it lead anywhere",
         )
     return None
 

@@ -422,7 +422,7 @@ class Supervisor:
         return True
 
     def _after_end(self, server: RunningServer, how: str) -> bool:
-        """Note the end of a server; return whether another one is to be started."""
+        """Note the end of a server; return whether to start another one."""
         status, _ = server.how_it_ended()
         reason = f"server {server.pid} {how}"
         log.warning("%s", reason)

@@ -71,7 +71,7 @@ def check_files(volume: VolumeDirectory, entries: Sequence[VolumeFile]) -> None:
 
 
 def _is_of(made: MadeFile | None, entry: VolumeFile) -> bool:
-    """Whether the file was made, or was to be made, from the entry's source."""
+    """Whether the file has the entry's source, or would have, had it been made."""
     return made is not None and entry.is_same_as(VolumeFile(made.path, made.source))
 
 

@@ -318,8 +318,8 @@ def _is_name(name: str) -> bool:
 
 def adopt_fork(mount: Path, name: str, subvolume: Path, layer: Path) -> Path:
     """Make a fork of a subvolume that another volume's fork was copied to; return its
-    path. Raises UsageError for a name that is taken, or when what is to be an overlay
-    is none of ours, and BtrfsUblkError."""
+    path. Raises UsageError for a name that is taken, or when the subvolume has an
+    overlay that none of our programs made, and BtrfsUblkError."""
     mode = _mode_of(subvolume, layer)
     path, own = find_place(mount, name, is_overlay=mode == "overlay")
     make_directory(path.parent, 0o755)

@@ -89,9 +89,10 @@ class Made:
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """Where a volume is up, or was to be (session.json). ``made_target`` says that the
-    mount point was made for it. ``directory`` is which directory it is of, which a copy
-    is not: the numbers of its file system and inode, "" from earlier versions.
+    """Where a volume is up, or would be had the command not died (session.json).
+    ``made_target`` says that the command made the mount point. ``directory`` tells the
+    volume's directory from copies of it, by the numbers of its file system and inode;
+    it is "" from earlier versions.
     """
 
     boot_id: str
@@ -139,9 +140,8 @@ class MadeTree:
 @dataclass(frozen=True, kw_only=True)
 class HalfTree:
     """A tree that is being added to the volume (adding.json): the path of the subvolume
-    that is to become it, directories above that were missing, the name of its data
-    object in ``trees``, if that is new, and the number of the subvolume once it is
-    made.
+    that it is made in, directories above that were missing, the name of its data object
+    in ``trees``, if that is new, and the number of the subvolume once that is there.
     """
 
     path: str

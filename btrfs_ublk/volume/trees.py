@@ -92,7 +92,7 @@ class AddedTree:
 @dataclass(frozen=True)
 class _Image:
     """An image as it lies on this machine: its metadata, the number of the subvolume,
-    and where its data are to be read; ``new_data`` becomes the file that ``source``
+    and where its data are read; ``new_data`` becomes the file that ``source``
     names, unless that is there."""
 
     seed: Path
@@ -134,8 +134,8 @@ def add_image(
     found = find_named_image(image, access)
     if found.layer is not None:
         raise UsageError(
-            f"the data of {image} are in its ordinary layers (`image index`), of which "
-            "no tree can be added",
+            f"the data of {image} are in its ordinary layers (`image index`), and a "
+            "tree needs them in one object",
             hint="make a sealed image of it: btrfs-ublk image build --compression none",
         )
     with tempdir() as work:
@@ -510,7 +510,7 @@ def _remove_half(volume: VolumeDirectory, top: int) -> None:
     if half is None:
         return
     # NB: the name is a random one of ours. What is not there has not begun, or got its
-    # path, and is whole; in both cases, its data object is as it is to be.
+    # path, and is whole; in both cases, its data object is right.
     mount, number = Path(f"/proc/self/fd/{top}"), half.subvolume
     if number is None:  # Nothing is in it, and its data object is not in place yet.
         with suppress(OSError, UsageError), opened_beneath(top, half.path) as fd:
