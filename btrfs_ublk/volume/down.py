@@ -30,7 +30,6 @@ from btrfs_ublk.volume.mounts import (
     wait_for_users_elsewhere,
 )
 from btrfs_ublk.volume.store import (
-    LOCK_TIMEOUT_S,
     DamagedVolumeError,
     VolumeDirectory,
     discard,
@@ -91,7 +90,7 @@ def down_volume(name: str, *, base: StrPath | None = None) -> bool:
     volume = volume_directory(name, base)
     refuse_removed_directory(volume)
     volume.check()
-    with volume.locked(timeout_s=LOCK_TIMEOUT_S):
+    with volume.locked():
         was_up = is_anything_up(volume)
         volume.forget_copied()
         fsid = volume.fsid()
@@ -111,7 +110,7 @@ def remove_volume(name: str, *, base: StrPath | None = None) -> None:
     volume = volume_directory(name, base)
     remove_halves(volume.path.parent)
     volume.check()
-    with volume.locked(timeout_s=LOCK_TIMEOUT_S):
+    with volume.locked():
         if may_be_up(volume):
             raise LeftoverError(
                 f"volume {name!r} is up and was not removed",

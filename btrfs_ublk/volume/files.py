@@ -30,11 +30,10 @@ from btrfs_ublk.volume.entry import VolumeFile
 from btrfs_ublk.volume.report import mount_of
 from btrfs_ublk.volume.sprout import virtual_file_of
 from btrfs_ublk.volume.store import (
-    LOCK_TIMEOUT_S,
     MadeFile,
     VolumeDirectory,
     find_own_definition,
-    volume_directory,
+    locked_volume,
 )
 
 if TYPE_CHECKING:
@@ -264,9 +263,7 @@ def _editing(
     name: str, base: StrPath | None
 ) -> Iterator[tuple[VolumeDirectory, Path, VolumeDefinition]]:
     """Lock a volume that is up; yield it, its mount point and its definition."""
-    volume = volume_directory(name, base)
-    volume.check()
-    with volume.locked(timeout_s=LOCK_TIMEOUT_S):
+    with locked_volume(name, base) as volume:
         definition = find_own_definition(name, base=base)
         yield volume, mount_of(volume), definition
 
@@ -348,9 +345,7 @@ def clone_in_volume(
     the volume. Raises UsageError when the file exists or the range is not within the
     virtual data, BtrfsUblkError when the kernel refuses.
     """
-    volume = volume_directory(name, base)
-    volume.check()
-    with volume.locked(timeout_s=LOCK_TIMEOUT_S):
+    with locked_volume(name, base) as volume:
         mount = mount_of(volume)
         target = mount / path
         try:

@@ -38,7 +38,7 @@ from btrfs_ublk.volume.forks import (
     remove_fork,
 )
 from btrfs_ublk.volume.report import look_at_volume
-from btrfs_ublk.volume.store import LOCK_TIMEOUT_S, VolumeDirectory, volume_directory
+from btrfs_ublk.volume.store import VolumeDirectory, locked_volume
 
 #: Keys of a mirror that say how its registry is asked; a definition's begin "image_".
 _ACCESS_KEYS = ("docker_config", "ca_file", "insecure")
@@ -232,9 +232,7 @@ class UpImage:
 @contextmanager
 def up_with_image(name: str, base: os.PathLike[str] | str | None) -> Iterator[UpImage]:
     """Lock a volume of an image that is up. Raises UsageError."""
-    volume = volume_directory(name, base)
-    volume.check()
-    with volume.locked(timeout_s=LOCK_TIMEOUT_S):
+    with locked_volume(name, base) as volume:
         made = volume.made()
         image = made.image
         if image is None:

@@ -23,10 +23,9 @@ from btrfs_ublk.volume.image import up_with_image
 from btrfs_ublk.volume.mounts import is_mounted, mount_points
 from btrfs_ublk.volume.report import KeptVolume, look_at_volume
 from btrfs_ublk.volume.store import (
-    LOCK_TIMEOUT_S,
     VolumeDirectory,
     find_own_definition,
-    volume_directory,
+    locked_volume,
 )
 
 
@@ -41,9 +40,7 @@ def resize_volume(
     an administrator's definition sets its size; BtrfsUblkError. If this is killed, the
     next call, or up_volume(), completes it.
     """
-    volume = volume_directory(name, base)
-    volume.check()
-    with volume.locked(timeout_s=LOCK_TIMEOUT_S):
+    with locked_volume(name, base) as volume:
         definition = find_own_definition(name, base=base)
         replace(definition, writable_bytes=writable_bytes)  # it checks the size
         check_writable(volume, writable_bytes)
@@ -203,8 +200,7 @@ def detach_image(
 
 def _fetch_nothing_first(name: str, base: StrPath | None) -> None:
     """Have `up` fetch nothing ahead: nobody will read it from there any more."""
-    volume = volume_directory(name, base)
-    with volume.locked(timeout_s=LOCK_TIMEOUT_S):
+    with locked_volume(name, base) as volume:
         made = volume.made()
         if made.image is not None and made.image.get("first_bytes"):
             volume.write_made(replace(made, image=made.image | {"first_bytes": 0}))

@@ -44,10 +44,9 @@ from btrfs_ublk.volume.report import (
     subvolumes_in,
 )
 from btrfs_ublk.volume.store import (
-    LOCK_TIMEOUT_S,
     Rollback,
     VolumeDirectory,
-    volume_directory,
+    locked_volume,
 )
 from btrfs_ublk.volume.trees import remove_half_tree
 
@@ -124,9 +123,7 @@ def snapshots_locked(
 ) -> Iterator[tuple[VolumeDirectory, Path]]:
     """Lock a volume that is up; yield it and its mount point. What killed commands have
     left is gone. Raises UsageError for one that can have no snapshots."""
-    volume = volume_directory(name, base)
-    volume.check()
-    with volume.locked(timeout_s=LOCK_TIMEOUT_S):
+    with locked_volume(name, base) as volume:
         if volume.made().image is not None:
             raise UsageError(
                 f"volume {name!r} was made of an image, and has forks, no snapshots",

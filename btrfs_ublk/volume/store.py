@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 #: Another command may hold the lock: it fetches nothing, but may wait for a server.
-LOCK_TIMEOUT_S = 60.0
+_LOCK_TIMEOUT_S = 60.0
 
 _Record = TypeVar("_Record")
 _HINT = f"run as root, or name a directory of yours in {VOLUMES_VARIABLE}"
@@ -366,12 +366,13 @@ class VolumeDirectory:
         )
         return seed.description([lazy])
 
-    def locked(self, *, timeout_s: float) -> Lock:
+    def locked(self) -> Lock:
         """Lock the volume against other commands. Raises BtrfsUblkError, OSError."""
-        lock = lock_file(self.lock, timeout_s=timeout_s)
+        lock = lock_file(self.lock, timeout_s=_LOCK_TIMEOUT_S)
         if lock is None:
             raise BtrfsUblkError(
-                f"another command works on volume {self.name!r} for {timeout_s:g} s",
+                f"another command works on volume {self.name!r} for "
+                f"{_LOCK_TIMEOUT_S:g} s",
                 hint=f"see which: fuser {self.lock}",
             )
         records = (self._definition, self._made, self._session, self._files)
@@ -419,6 +420,16 @@ def _is_text(path: Path) -> bool:
 def volume_directory(name: str, base: StrPath | None = None) -> VolumeDirectory:
     """Return a volume's directory. Raises UsageError for an invalid name."""
     return VolumeDirectory(volumes_directory(base) / check_name(name))
+
+
+@contextmanager
+def locked_volume(name: str, base: StrPath | None) -> Iterator[VolumeDirectory]:
+    """Lock a volume; yield its directory. Raises UsageError when there is none of that
+    name, BtrfsUblkError, OSError."""
+    volume = volume_directory(name, base)
+    volume.check()
+    with volume.locked():
+        yield volume
 
 
 def volume_directories(base: StrPath | None = None) -> Iterator[VolumeDirectory]:
@@ -482,7 +493,7 @@ def open_or_make(
         if (lock := _make(volume, definition, make_seed)) is not None:
             return lock, True
     volume.check()
-    return volume.locked(timeout_s=LOCK_TIMEOUT_S), False
+    return volume.locked(), False
 
 
 def _make(

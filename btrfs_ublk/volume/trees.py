@@ -54,7 +54,6 @@ from btrfs_ublk.volume.files import (
 )
 from btrfs_ublk.volume.report import mount_of
 from btrfs_ublk.volume.store import (
-    LOCK_TIMEOUT_S,
     HalfTree,
     MadeTree,
     VolumeDirectory,
@@ -343,7 +342,7 @@ def _name_of(image: Name) -> str:
 def _add(volume: VolumeDirectory, image: _Image, path: str, task: Task) -> AddedTree:
     task.say("look at its files")
     total, *_ = _make(image, Task())
-    with volume.locked(timeout_s=LOCK_TIMEOUT_S) as lock:
+    with volume.locked() as lock:
         mount = mount_of(volume)
         with (
             opened_top(volume, mount) as top,

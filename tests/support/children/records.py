@@ -80,7 +80,7 @@ def volumes(directory: Path, materials: Path, some: random.Random) -> Iterator[V
             open_or_make(volume, definition, make)[0].close()
             values[name] = [size, []]
         elif some.random() < 0.3:
-            with volume.locked(timeout_s=1):
+            with volume.locked():
                 discard(volume)
             del values[name]
         elif some.random() < 0.3:

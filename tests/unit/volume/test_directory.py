@@ -45,7 +45,7 @@ def test_only_halves_of_volumes_are_removed(base: Path) -> None:
         (base / name / "sub").mkdir(parents=True)
     link = base / ".link.0123456789abcdef"
     link.symlink_to(base / ".ssh")
-    with VolumeDirectory(base / ".locked.0123456789abcdef").locked(timeout_s=1) as lock:
+    with VolumeDirectory(base / ".locked.0123456789abcdef").locked() as lock:
         remove_halves(base)
         assert lock.fileno() >= 0
     left = {path.name for path in base.iterdir()}
@@ -130,7 +130,7 @@ def test_what_a_killed_writer_left_goes_with_the_next_lock(base: Path) -> None:
     for number in count(1):
         was_killed = killed_at_event(number, lambda: volume.write_session(session))
         lefts |= set(os.listdir(volume.path))
-        with volume.locked(timeout_s=1):
+        with volume.locked():
             assert set(os.listdir(volume.path)) <= {"lock", "session.json"}
         if not was_killed:
             break
