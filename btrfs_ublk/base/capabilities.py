@@ -75,16 +75,9 @@ def require(*capabilities: Capability) -> None:
             )
 
 
-@dataclass(frozen=True)
-class Root:
-    """The rights of root, which mounts, loop devices and most ublk devices need."""
-
-    name: ClassVar[str] = "root"
-    hint: ClassVar[str] = "run as root (sudo)"
-
-    def probe(self) -> str | None:
-        uid = os.geteuid()
-        return f"the effective user is {uid}, not 0" if uid else None
+def _probe_root() -> str | None:
+    uid = os.geteuid()
+    return f"the effective user is {uid}, not 0" if uid else None
 
 
 _only_looking = ContextVar("only_looking", default=False)
@@ -153,19 +146,15 @@ class DeviceNode:
 class Program:
     """A program on PATH."""
 
-    program: str
+    name: str
     package: str
-
-    @property
-    def name(self) -> str:
-        return self.program
 
     @property
     def hint(self) -> str:
         return f"install the package {self.package}"
 
     def probe(self) -> str | None:
-        return None if shutil.which(self.program) else "it is not on PATH"
+        return None if shutil.which(self.name) else "it is not on PATH"
 
 
 @lru_cache  # each run of a matrix of benchmarks asks
@@ -242,11 +231,7 @@ class PythonPackage:
 class Helper:
     """One of the project's own C helpers, built."""
 
-    helper: str
-
-    @property
-    def name(self) -> str:
-        return self.helper
+    name: str
 
     @property
     def hint(self) -> str:
@@ -259,7 +244,7 @@ class Helper:
 
     def _error(self) -> CapabilityError | None:
         try:
-            check_helper(self.helper)
+            check_helper(self.name)
         except CapabilityError as error:
             return error
         except CommandError:
@@ -296,7 +281,8 @@ class SparseFile:
         return None
 
 
-ROOT = Root()
+#: What mounts, loop devices and most ublk devices need.
+ROOT = Probed("root", "run as root (sudo)", _probe_root)
 BTRFS = DeviceNode(
     "btrfs", "/dev/btrfs-control", "btrfs", "use a kernel that has CONFIG_BTRFS_FS"
 )

@@ -8,13 +8,13 @@ import sys
 from contextlib import suppress
 
 from btrfs_ublk.base.capabilities import (
+    ROOT,
     UBLK,
     Capability,
     Fio,
     Helper,
     Program,
     PythonPackage,
-    Root,
     checkout,
 )
 from btrfs_ublk.base.helpers import helper_path
@@ -29,7 +29,7 @@ def command_for(capability: Capability) -> str | None:
             return _install(package.split()[0])
         case Fio():
             return _install("fio")
-        case Helper(helper=name) if _is_built(name):
+        case Helper(name=name) if _is_built(name):
             return None  # it lacks a library, which the hint names
         case Helper():
             return "scripts/setup --build" if checkout() else None
@@ -39,8 +39,8 @@ def command_for(capability: Capability) -> str | None:
             if checkout():
                 return f"scripts/setup {setup}"
             return f"{sys.executable} -m pip install {name}"
-        case Root():
-            return f"sudo {_this_program()} doctor"
+    if capability is ROOT:
+        return f"sudo {_this_program()} doctor"
     if capability is CERTIFICATES:
         return _install("ca-certificates")
     if capability == UBLK and checkout():
