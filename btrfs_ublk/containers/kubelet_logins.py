@@ -109,10 +109,8 @@ def _plugins(configuration: Path, directory: Path) -> list[Plugin]:
 
 
 def _parse(text: str, path: Path) -> Any:
-    try:
+    with suppress(ValueError):
         return json.loads(text)
-    except ValueError:
-        pass
     require(PythonPackage("PyYAML", "yaml"))
     import yaml
 

@@ -107,15 +107,13 @@ class PodmanStore:
         if lock is None:
             raise BtrfsUblkError(f"another command changes {self.path}")
         with lock:
-            self._drop_layers(self._half_made())
+            # A killed command has left the layers of ours without an image. NB: neither
+            # ID nor digest says whose one is: with podman, too, the lowest layer of an
+            # image has the same digits as both, and no image is directly upon it.
+            used = {one.get("layer") for one in self._read(_IMAGES)}
+            ours = {one["id"] for one in self._read(_LAYERS) if _VOLUME in one}
+            self._drop_layers(ours - used)
             yield
-
-    def _half_made(self) -> set[str]:
-        """Return the layers of ours without an image: a killed command has left them.
-        NB: neither ID nor digest says whose one is: with podman, too, the lowest layer
-        of an image has the same digits as both, and no image is directly upon it."""
-        used = {one.get("layer") for one in self._read(_IMAGES)}
-        return {one["id"] for one in self._read(_LAYERS) if _VOLUME in one} - used
 
     def _read(self, name: str) -> list[dict[str, Any]]:
         path = self.path / name / f"{_LISTS[name]}.json"

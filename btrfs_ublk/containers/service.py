@@ -78,15 +78,15 @@ class _Service:
         return {}
 
     def stat(self, request: Any) -> dict[str, Any]:
-        return {"info": _info(self._snapshots.stat(request.key))}
+        return {"info": _info(self._snapshots.store.get(request.key))}
 
     def update(self, request: Any) -> dict[str, Any]:
         name, labels = request.info.name, request.info.labels
-        changed = self._snapshots.update(name, labels, request.update_mask.paths)
+        changed = self._snapshots.store.update(name, labels, request.update_mask.paths)
         return {"info": _info(changed)}
 
     def list(self, request: Any) -> Iterator[dict[str, Any]]:
-        found = self._snapshots.find(request.filters)
+        found = self._snapshots.store.find(request.filters)
         for first in range(0, len(found), _LISTED_AT_ONCE):
             yield {"info": map(_info, found[first : first + _LISTED_AT_ONCE])}
 

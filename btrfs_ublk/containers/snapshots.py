@@ -107,10 +107,10 @@ class Snapshots:
             ) from error
         self._has_quota = _enable_quota(self._directory)
         with ExitStack() as on_failure:
-            self._store = SnapshotStore(self.root / "snapshots.db")
-            on_failure.callback(self._store.close)
+            self.store = SnapshotStore(self.root / "snapshots.db")
+            on_failure.callback(self.store.close)
             self._images = Images(
-                self.root, self._store, options or LazyOptions(), self._settle_image
+                self.root, self.store, options or LazyOptions(), self._settle_image
             )
             on_failure.callback(self._images.close)
             self._settle(None, self._directory)
@@ -123,7 +123,7 @@ class Snapshots:
 
     def close(self) -> None:
         self._images.close()
-        self._store.close()
+        self.store.close()
 
     def _path(self, one: Snapshot) -> Path:
         """Return a snapshot's directory; its image comes up if it is not."""
@@ -143,19 +143,19 @@ class Snapshots:
         """Bring the directories and rows of one file system into line: what a killed
         process or a loss of power has left half-made goes."""
         there = _numbers_in(directory)
-        rows = [one for one in self._store.find() if one.image == image]
+        rows = [one for one in self.store.find() if one.image == image]
         with_directory = {one.id for one in rows if _has_directory(one)}
-        for one in self._store.forget_lost(with_directory - there):
+        for one in self.store.forget_lost(with_directory - there):
             log.warning("snapshot %r is lost: its directory is gone", one.name)
         self._delete_unknown(image, directory, there)
-        for one in self._store.find(["kind==active"]):
+        for one in self.store.find(["kind==active"]):
             if one.image == image:
                 try:
                     # A commit that was interrupted left it read-only.
                     set_read_only(directory / str(one.id), False)
                     if one.overlay == "merging":
                         merge_overlay(directory / str(one.id))
-                        self._store.set_overlay(one.id, "")
+                        self.store.set_overlay(one.id, "")
                 except BtrfsUblkError as error:
                     # All others are served nonetheless.
                     log.warning("snapshot %r: %s", one.name, error)
@@ -163,7 +163,7 @@ class Snapshots:
     def _delete_unknown(
         self, image: str | None, directory: Path, there: set[int]
     ) -> None:
-        known = {one.id for one in self._store.find() if one.image == image}
+        known = {one.id for one in self.store.find() if one.image == image}
         for number in there - known:
             log.info("removing %s, which no snapshot has", directory / str(number))
             self._delete(directory / str(number))
@@ -219,7 +219,7 @@ class Snapshots:
             )
         # NB: an image that comes up loses rows without a directory, so it has to be up
         # before this one's is written.
-        above = self._path(self._store.get(parent)) if parent else None
+        above = self._path(self.store.get(parent)) if parent else None
         # Layers that are unpacked are committed at once: an overlay would be no use.
         # With mapped IDs, what a container writes has the host's in an overlay, and the
         # container's own in a snapshot, which a commit wants.
@@ -228,12 +228,12 @@ class Snapshots:
             and mode == "overlay"
             and labels.keys().isdisjoint({SNAPSHOT_REF, *_ID_MAPS.values()})
         )
-        made = self._store.add(key, parent, kind, labels, overlay=is_overlay)
+        made = self.store.add(key, parent, kind, labels, overlay=is_overlay)
         if _has_directory(made):
             try:
                 self._make_directory(made, above)
             except BaseException:
-                self._store.remove(key)
+                self.store.remove(key)
                 if made.overlay and os.path.lexists(path := self._path(made)):
                     self._delete(path)
                 raise
@@ -257,7 +257,7 @@ class Snapshots:
 
     def mounts(self, key: str) -> list[SnapshotMount]:
         """Return what shows an active snapshot, or a view."""
-        found = self._store.get(key)
+        found = self.store.get(key)
         if found.kind is Kind.COMMITTED:
             raise RefusedError(
                 "FAILED_PRECONDITION",
@@ -266,7 +266,7 @@ class Snapshots:
         return self._mounts_of(found)
 
     def _mounts_of(self, found: Snapshot) -> list[SnapshotMount]:
-        shown = found if _has_directory(found) else self._store.get(found.parent)
+        shown = found if _has_directory(found) else self.store.get(found.parent)
         if found.overlay == "mounted":
             overlay = mount_options(self._path(found))
             return [SnapshotMount("overlay", "overlay", overlay)]
@@ -295,7 +295,7 @@ class Snapshots:
     def _commit(
         self, name: str, key: str, labels: Mapping[str, str], parent: str
     ) -> None:
-        found = self._store.check_commit(name, key)
+        found = self.store.check_commit(name, key)
         if parent not in ("", found.parent):
             raise RefusedError(
                 "INVALID_ARGUMENT",
@@ -308,7 +308,7 @@ class Snapshots:
         set_read_only(path)
         try:
             commit_transaction(path)
-            self._store.commit(name, key, labels, self._charged(path))
+            self.store.commit(name, key, labels, self._charged(path))
         except BaseException:
             set_read_only(path, False)
             raise
@@ -317,10 +317,10 @@ class Snapshots:
         """Make an ordinary active snapshot of an overlay. From its first step on, it is
         no overlay any more: what a killed process has left is merged at the start."""
         check_merge(path)
-        self._store.set_overlay(found.id, "merging")
+        self.store.set_overlay(found.id, "merging")
         merge_overlay(path)
         commit_transaction(path)
-        self._store.set_overlay(found.id, "")
+        self.store.set_overlay(found.id, "")
 
     def _charged(self, path: Path) -> int:
         """Return how many bytes a snapshot holds by itself; 0 where the kernel has no
@@ -332,8 +332,8 @@ class Snapshots:
     def usage(self, key: str) -> int:
         """Return how many bytes a snapshot holds besides its parent's. Of the lazy
         layers of an image, one is charged for what its cache holds."""
-        found = self._store.get(key)
-        if found.image is not None and self._store.is_last_layer(found):
+        found = self.store.get(key)
+        if found.image is not None and self.store.is_last_layer(found):
             return cached_bytes(found.image)
         return self._size_bytes(found)
 
@@ -344,7 +344,7 @@ class Snapshots:
 
     def status(self) -> Status:
         """Return how many snapshots there are, and what they are charged for."""
-        found = self._store.find()
+        found = self.store.find()
         used_bytes = 0
         up = {image for image, _ in self._images.opened()}
         for one in found:
@@ -373,7 +373,7 @@ class Snapshots:
 
     def remove(self, key: str) -> None:
         """Remove a snapshot that is no parent."""
-        found = self._store.remove(key)
+        found = self.store.remove(key)
         if _has_directory(found):
             try:
                 path = self._path(found)
@@ -382,18 +382,6 @@ class Snapshots:
                 log.warning("snapshot %r: %s", key, error)
             else:
                 self._delete(path)
-
-    def stat(self, key: str) -> Snapshot:
-        return self._store.get(key)
-
-    def update(
-        self, key: str, labels: Mapping[str, str], paths: Sequence[str]
-    ) -> Snapshot:
-        """Change labels; see SnapshotStore.update()."""
-        return self._store.update(key, labels, paths)
-
-    def find(self, filters: Sequence[str] = ()) -> list[Snapshot]:
-        return self._store.find(filters)
 
 
 def check_root(root: Path) -> None:

@@ -226,7 +226,7 @@ class Campaign:
                     found[key] = path.read_bytes()
         root = self._top / "mounts" / CONTAINERS / "root"
         with closing(Snapshots(root)) as snapshots:
-            for each in snapshots.find():
+            for each in snapshots.store.find():
                 found["snapshot", each.name] = each.kind.value
                 directory = root / "snapshots" / str(each.id)
                 found["mode", each.name] = directory.stat().st_mode & 0o7777

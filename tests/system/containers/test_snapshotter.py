@@ -271,8 +271,8 @@ def test_half_made_ones_go_at_the_next_start(root: Path) -> None:
     snapshots.commit("lower", "lost", {})
     snapshots.prepare("upper", "lower", {})
     snapshots.view("shown", "lower", {})
-    lower = snapshots.stat("lower").id
-    kept = snapshots.stat("kept").id
+    lower = snapshots.store.get("lower").id
+    kept = snapshots.store.get("kept").id
     snapshots.close()
     directory = root / "snapshots"
     create_subvolume(directory, "99")
@@ -280,7 +280,7 @@ def test_half_made_ones_go_at_the_next_start(root: Path) -> None:
     # As a commit leaves it, when it is killed before its row is written.
     run(["btrfs", "property", "set", directory / f"{kept}", "ro", "true"], timeout_s=60)
     snapshots = Snapshots(root)
-    assert [one.name for one in snapshots.find()] == ["kept"]
+    assert [one.name for one in snapshots.store.find()] == ["kept"]
     assert os.listdir(directory) == [f"{kept}"]
     (directory / f"{kept}" / "file").touch()
     snapshots.close()
@@ -340,7 +340,7 @@ def test_a_kill_leaves_nothing_half_made(root: Path) -> None:
             stop(process)
     snapshots = Snapshots(root)
     for key in committed:
-        path = root / "snapshots" / str(snapshots.stat(key).id) / "file"
+        path = root / "snapshots" / str(snapshots.store.get(key).id) / "file"
         assert path.read_text() == key
     snapshots.close()
 

@@ -129,7 +129,7 @@ def test_a_killed_merge_goes_on(
         committed(client, tmp_path)
         seen = changed(client, "container", tmp_path / "mnt")
     snapshots = Snapshots(root)
-    (one,) = [x for x in snapshots.find() if x.kind is Kind.ACTIVE]
+    (one,) = [x for x in snapshots.store.find() if x.kind is Kind.ACTIVE]
     snapshots.close()
     for number in itertools.count():
         create_snapshot(root / "snapshots" / str(one.id), root, f"try{number}")
