@@ -165,10 +165,10 @@ def write_layer(tree: Path, changes: Changes, out: IO[bytes]) -> int:
                 "begin with .wh. say what is removed",
                 hint="rename it",
             )
-    gone = {
-        _beside(path, _WHITEOUT + os.path.basename(path)) for path in changes.removed
-    }
-    gone |= {os.path.join(path, _OPAQUE) for path in changes.opaque}
+    gone = {os.path.join(path, _OPAQUE) for path in changes.opaque}
+    for path in changes.removed:
+        directory, name = os.path.split(path)
+        gone.add(os.path.join(directory, _WHITEOUT + name))
     taken = set(changes.taken)
     for path in changes.taken | changes.removed:
         # Who unpacks each layer on its own would make missing directories anew.
@@ -198,10 +198,6 @@ def write_layer(tree: Path, changes: Changes, out: IO[bytes]) -> int:
             else:
                 _add(tar, top, path, status, links)
     return sockets
-
-
-def _beside(path: bytes, name: bytes) -> bytes:
-    return os.path.join(os.path.dirname(path), name)
 
 
 def _prefixes(path: bytes) -> Iterator[bytes]:

@@ -467,16 +467,16 @@ class StoredLayout(Repository):
 
         def listed(images: list[Descriptor]) -> Descriptor:
             before = tagged(images, tag)
-            found = self._listed(before.digest) if before is not None else []
+            found = []
+            if before is not None:
+                data = self.document(before.digest).data
+                found = parse_index(data, before.digest)
             others = [x.raw for x in found if x.digest != one.digest]
             data = write_index([*others, one.raw])
             self._written().write(blob_name(digest_of(data)), data)
             return describe(INDEX, data)
 
         self._tag(tag, listed)
-
-    def _listed(self, digest: str) -> list[Descriptor]:
-        return parse_index(self.document(digest).data, digest)
 
     def _tag(self, tag: str, make: Callable[[list[Descriptor]], Descriptor]) -> None:
         """Name what ``make`` makes of the images that are there."""

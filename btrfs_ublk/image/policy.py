@@ -56,8 +56,8 @@ class RefusedImageError(BtrfsUblkError):
 
 @dataclass(frozen=True)
 class Rule:
-    """Repositories, as a pattern like ``registry.example.org/team/*``, and the keys of
-    which one must have signed their images; none: that is not needed."""
+    """Repositories, as a pattern like ``registry.example.org/team/*``. Their images
+    must be signed by one of the ``keys``, if there are any."""
 
     source: str
     keys: tuple[Path, ...] = ()
@@ -99,22 +99,19 @@ class Policy:
                 f"{self.path} wants for it",
                 hint=f"sign it: cosign sign --key … {reference}",
             )
+        is_there = self.path.exists()
+        why = (
+            f"{self.path} does not allow it" if is_there else f"there is no {self.path}"
+        )
+        hint = (
+            "the kernel parses it, so allow only whom you trust, by a table "
+            f'[[allow]] with from = "{reference.place}"'
+        )
+        if self.digests:
+            hint += ", or name the image by its digest"
+            hint += f", {reference.at(indexed)}" if indexed is not None else ""
         raise RefusedImageError(
-            f"no sealed image may come from {reference.place}: "
-            + (
-                f"{self.path} does not allow it"
-                if self.path.exists()
-                else f"there is no {self.path}"
-            ),
-            hint=(
-                "the kernel parses it, so allow only whom you trust, by a table "
-                f'[[allow]] with from = "{reference.place}"'
-                + (
-                    f", or name the image by its digest, {reference.at(indexed)}"
-                    if self.digests and indexed is not None
-                    else ", or name the image by its digest" if self.digests else ""
-                )
-            ),
+            f"no sealed image may come from {reference.place}: {why}", hint=hint
         )
 
 
