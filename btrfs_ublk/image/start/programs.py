@@ -137,26 +137,30 @@ class _Derived:
         if depth > _MAX_DEPTH:
             return
         for number, word in enumerate(words[:_MAX_WORDS]):
-            entry = self._program(word) if _may_name(word) else None
-            if entry is not None:
-                self._take_program(entry, words[number + 1 :], depth)
+            found = self._program(word) if _may_name(word) else None
+            if found is not None:
+                self._take_program(*found, words[number + 1 :], depth)
             elif " " in word and number:  # sh -c "exec program"
                 with suppress(ValueError):
                     self._take_command(shlex.split(word), depth + 1)
 
-    def _program(self, word: str) -> Entry | None:
-        """Return the file that a word names: a path, or a program."""
+    def _program(self, word: str) -> tuple[str, Entry] | None:
+        """Return the file that a word names, a path or a program, with its path as it
+        is given."""
         if (found := self._file(word)) is not None or "/" in word:
-            return found
+            return (word, found) if found else None
         for directory in self.start.environment.get("PATH", _PATH).split(":"):
-            if (found := self._file(f"{directory}/{word}")) is not None:
-                return found
+            path = f"{directory}/{word}"
+            if (found := self._file(path)) is not None:
+                return path, found
         return None
 
     def _file(self, path: str) -> Entry | None:
         return self.tree.find(path, self.start.directory)
 
-    def _take_program(self, entry: Entry, words: list[str], depth: int) -> None:
+    def _take_program(
+        self, path: str, entry: Entry, words: list[str], depth: int
+    ) -> None:
         if entry.elf is not None:
             self._take_elf(entry, entry.elf)
         else:
@@ -168,10 +172,10 @@ class _Derived:
                     interpreter = line[2:].decode().split()
                     self._take_command([*interpreter, entry.path], depth + 1)
         if is_python(entry):
-            self._take_python(entry, words)
+            self._take_python(path, entry, words)
 
-    def _take_python(self, program: Entry, words: list[str]) -> None:
-        python = PythonStart(self.tree, program, self.start.environment)
+    def _take_python(self, path: str, program: Entry, words: list[str]) -> None:
+        python = PythonStart(self.tree, path, program, self.start.environment)
         for entry in python.files(words, self._file):
             if entry.elf is not None:
                 self._take_elf(entry, entry.elf)

@@ -27,12 +27,14 @@ def is_python(program: Entry) -> bool:
 
 
 class PythonStart:
-    """The modules of an interpreter of a tree."""
+    """The modules of an interpreter of a tree. ``path`` is its path as it is given: in
+    a virtual environment, a link to the program."""
 
     def __init__(
-        self, tree: Tree, program: Entry, environment: Mapping[str, str]
+        self, tree: Tree, path: str, program: Entry, environment: Mapping[str, str]
     ) -> None:
         self._tree = tree
+        self._environment = path.rpartition("/")[0].rpartition("/")[0]
         self._prefix = program.path.rpartition("/")[0].rpartition("/")[0]
         given = environment.get("PYTHONPATH", "").split(":")
         self._given = [each.strip("/") for each in given if each]
@@ -73,6 +75,9 @@ class PythonStart:
 
     def _directories(self, home: str) -> Iterator[str]:
         yield from (home, f"{home}/lib-dynload")
+        if self._tree.find(f"{self._environment}/pyvenv.cfg") is not None:
+            version = home.rpartition("/")[2]
+            yield f"{self._environment}/lib/{version}/site-packages"
         local = home.replace(self._prefix, f"{self._prefix}/local".lstrip("/"), 1)
         for directory in (f"{local}/dist-packages", f"{home}/site-packages"):
             yield directory

@@ -164,7 +164,7 @@ class Tree:
 
 
 def _is_text(path: str) -> bool:
-    return path.endswith((".py", "/pyvenv.cfg")) or path.startswith("etc/ld")
+    return path.endswith(".py") or path.startswith("etc/ld")
 
 
 def normal(path: str) -> str:

@@ -165,6 +165,25 @@ def test_compiled_modules_come_instead_of_their_sources(
     ]
 
 
+def test_a_virtual_environment_has_its_modules(tmp_path: Path, layer: LayerTar) -> None:
+    layer.file("usr/bin/python3.9", SHELL.read_bytes())
+    layer.file("usr/lib/python3.9/site.py", b"1")
+    layer.link("venv/bin/python", "/usr/bin/python3.9")
+    layer.file("venv/pyvenv.cfg", b"home = /usr/bin\n")
+    layer.file("venv/lib/python3.9/site-packages/app/__init__.py", b"import app.more")
+    layer.file("venv/lib/python3.9/site-packages/app/more.py", b"1")
+    layer.file("venv/bin/app", b"#!/venv/bin/python\nfrom app import main\n")
+    path = layer.close()
+    found = paths(ranges(tmp_path, path, Cmd=["app"], Env=["PATH=/venv/bin"]))
+    assert found == [
+        "venv/bin/app",
+        "usr/bin/python3.9",
+        "usr/lib/python3.9/site.py",
+        "venv/lib/python3.9/site-packages/app/__init__.py",
+        "venv/lib/python3.9/site-packages/app/more.py",
+    ]
+
+
 @pytest.mark.parametrize(
     "config",
     [
