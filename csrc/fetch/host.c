@@ -167,9 +167,10 @@ void host_gave(struct host *host, uint32_t bytes)
 	relaxed_store(&host->is_open, 0);
 }
 
-void host_measure(struct host *host, uint64_t first_byte_ns, uint64_t all_ns, uint64_t bytes)
+void host_measure(struct host *host, uint64_t first_byte_ns, uint64_t all_ns, uint64_t bytes,
+		  uint64_t given)
 {
-	uint64_t rate = bytes * 1000000 / (all_ns / 1000 + 1);
+	uint64_t rate = (given > bytes ? given : bytes) * 1000000 / (all_ns / 1000 + 1);
 
 	/* It was about as long as it may be. */
 	if (host->cuts && bytes >= host_run_bytes(host) / 2)
@@ -180,7 +181,7 @@ void host_measure(struct host *host, uint64_t first_byte_ns, uint64_t all_ns, ui
 	host->rtt_ns += (first_byte_ns - host->rtt_ns) / SMOOTH;
 	if (bytes < RATE_MIN_BYTES)
 		return;
-	/* So does what shares the link with others. */
+	/* So does what has just begun to share the link with others. */
 	if (rate > host->bytes_per_s)
 		host->bytes_per_s = rate;
 	host->bytes_per_s -= (host->bytes_per_s - rate) / SMOOTH;

@@ -47,7 +47,10 @@ struct host {
 	uint64_t answered_ns;	   /* when a fetch has last succeeded */
 	bool silent; /* a cache that has answered nobody for as long as one may take, nor since */
 
-	/* What requests have taken, smoothed: up to the first byte, and of all bytes. 0: none yet. */
+	/*
+	 * What requests have taken, smoothed, up to the first byte; and how fast bytes come, of all
+	 * requests together. 0: none yet.
+	 */
 	uint64_t rtt_ns, bytes_per_s;
 	unsigned cuts; /* how often runs are halved, because such were cut */
 
@@ -89,8 +92,12 @@ bool host_failed(struct host *host, uint64_t now_ns);
 void host_ended(struct host *host);
 /* A unit of so many bytes has come. */
 void host_gave(struct host *host, uint32_t bytes);
-/* All of a request has come: what it took. */
-void host_measure(struct host *host, uint64_t first_byte_ns, uint64_t all_ns, uint64_t bytes);
+/*
+ * All of a request has come: what it took, how many bytes it had, and how many this host has given
+ * since it began, which are those of other requests as well.
+ */
+void host_measure(struct host *host, uint64_t first_byte_ns, uint64_t all_ns, uint64_t bytes,
+		  uint64_t given);
 /* A request of several units has broken off: the next ones are for less. */
 void host_cut(struct host *host);
 /* How many bytes a request may be for. */

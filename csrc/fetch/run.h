@@ -80,7 +80,8 @@ struct run {
 	 * for a while may be cancelled before its deadline.
 	 */
 	unsigned progress;
-	uint64_t began_ns; /* when the request went out */
+	uint64_t began_ns;     /* when the request went out */
+	uint64_t given_before; /* what its host had given by then, in bytes */
 
 	/*
 	 * The outcome. `result` is 0, and all bytes were taken; or it is a negative errno, with the

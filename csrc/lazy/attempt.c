@@ -293,7 +293,7 @@ static bool end_at_host(struct run *run)
 	/* What needed no request says nothing of its host. */
 	if (host && !run->result && (run->coded_bytes || !run->mirror->source->codec))
 		host_measure(host, run->first_ns - run->began_ns, clock_now_ns() - run->began_ns,
-			     run->arrived_bytes);
+			     run->arrived_bytes, host->bytes - run->given_before);
 	return false;
 }
 

@@ -716,8 +716,10 @@ void run_begin(struct unit *unit, struct mirror *mirror, uint64_t now_ns)
 	run->began_ns = now_ns;
 	run->news.take = core->take_run;
 	/* A host that is being probed is asked for one unit. */
-	if (mirror->host)
+	if (mirror->host) {
+		run->given_before = mirror->host->bytes;
 		host_begin(mirror->host, now_ns);
+	}
 	gather(run, unit, now_ns);
 	if (mirror->host)
 		mirror->host->prefetching += !run->demanded;

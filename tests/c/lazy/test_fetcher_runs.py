@@ -252,6 +252,31 @@ def read_in_order(shell: EngineShell) -> None:
         assert shell.request(f"read {unit * UNIT} {UNIT}") == wanted
 
 
+@pytest.mark.timing
+def test_requests_that_share_a_link_stay_long(
+    sanitized_build: Path, tmp_path: Path
+) -> None:
+    """A request is for half a second's worth of what all of them get together."""
+    unit, size = 64 << 10, 24 * MIB
+    data = random.Random(10).randbytes(size)
+    link = threading.Lock()
+
+    def slow(request: str) -> Iterable[bytes]:
+        whole = ranged(request, data)
+        for at in range(0, len(whole), 16 << 10):
+            with link:
+                time.sleep(0.008)
+            yield whole[at : at + (16 << 10)]
+
+    with fetching(sanitized_build, slow, log=tmp_path / "log") as (server, shell):
+        number = shell.add(source(server, size=size, unit=unit))
+        for at in range(0, size, MIB):  # as a prefetch does, of 32 units at a time
+            shell.prefetch(number, at, MIB)
+            wait_for_units(shell, at // unit)
+        wait_for_units(shell, size // unit)
+        assert len(server.requests) <= 80
+
+
 def test_reading_ahead_goes_on_over_what_is_cached(
     sanitized_build: Path, tmp_path: Path
 ) -> None:
