@@ -128,12 +128,20 @@ def _timed(place: Bed, work: Callable[[], object], device: Opened | None) -> Res
     return {"seconds": seconds, "cpu_s": used_s, "requests": requests}
 
 
+def _read_all(place: Bed, device: Opened, direct: bool = False) -> None:
+    argv: list[Argument] = ["dd", f"if={device.path}", "of=/dev/null", "bs=1M"]
+    argv += [f"count={place.size_bytes // MIB}", "status=none"]
+    run_program([*argv, *(["iflag=direct"] if direct else [])], timeout_s=TIMEOUT_S)
+
+
 def _sequential(direct: bool, place: Bed) -> Result:
+    if not direct:
+        # A virtual machine's host takes 10 to 45 us for a page that was not used lately:
+        # have it give those that the page cache takes next.
+        with place.alone() as device:
+            _read_all(place, device)
     with place.ours() as device:
-        argv: list[Argument] = ["dd", f"if={device.path}", "of=/dev/null", "bs=1M"]
-        argv += [f"count={place.size_bytes // MIB}", "status=none"]
-        argv += ["iflag=direct"] if direct else []
-        return _timed(place, lambda: run_program(argv, timeout_s=TIMEOUT_S), device)
+        return _timed(place, lambda: _read_all(place, device, direct), device)
 
 
 def _curl(place: Bed) -> Result:
