@@ -18,6 +18,7 @@ from support.shells import units_of
 from support.web_servers import NGINX, web_server
 
 from btrfs_ublk.base.capabilities import FUSE, LOOP
+from btrfs_ublk.base.process import run
 from btrfs_ublk.base.readers import read_direct
 from btrfs_ublk.content import Addition, digest_file
 from btrfs_ublk.server import BlockServer, Description, LazySegment
@@ -148,3 +149,24 @@ def test_goes_on_with_what_is_left(need: Need, tmp_path: Path) -> None:
                 places.ends[gone].close()
             at = start * third
             assert read_direct(server.device, at, third) == DATA[at : at + third]
+
+
+@pytest.mark.parametrize("first", ["tls", "plain"])
+def test_believes_whom_the_system_does(need: Need, tmp_path: Path, first: str) -> None:
+    """By certificates that are read once TLS is wanted, perhaps by a redirect only."""
+    need(FUSE, LOOP, NGINX)
+    system = Path("/etc/ssl/certs/ca-certificates.crt")
+    if not system.is_file():
+        pytest.skip(f"certificates of the system are not in {system}")
+    segment = LazySegment(offset=0, length=SIZE, map=str(tmp_path / "map"))
+    source: dict[str, Any] = {"kind": "http", "proxy": "none", "size": SIZE}
+    with web_server(tmp_path) as web, ExitStack() as stack:
+        (web.files / "object").write_bytes(DATA)
+        run(["mount", "--bind", web.ca, system], timeout_s=10)
+        stack.callback(run, ["umount", system], timeout_s=10)
+        url = web.tls_url("files/object")
+        source["url"] = url if first == "tls" else web.url("to-tls/object")
+        server = BlockServer(Description(SIZE, [segment]), front_end="fuse")
+        stack.enter_context(server)
+        server.map_add([source], [Addition(offset=0, length=SIZE)])
+        assert read_direct(server.device, 0, SIZE) == DATA
