@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlencode, urljoin, urlsplit
 
@@ -92,6 +91,7 @@ class Connection:
         scheme = "http" if access.insecure else "https"
         self._base = base or f"{scheme}://{host}/v2/"
         self._namespace, self._tries = namespace, tries
+        self._found_login: Login | None = None
         #: What is sent with each request once the registry has asked for it.
         self._authorization: str | None = None
         self._until_s = 0.0
@@ -329,11 +329,15 @@ class Connection:
             return True
         return False
 
-    @cached_property
+    @property
     def _login(self) -> Login:
-        from btrfs_ublk.image.logins import find_login
+        if self._found_login is None:
+            from btrfs_ublk.image.logins import find_login
 
-        return find_login(self._registry, self._repository, self._access.docker_config)
+            self._found_login = find_login(
+                self._registry, self._repository, self._access.docker_config
+            )
+        return self._found_login
 
     def _get_token(self, challenge: Challenge) -> None:
         """Get a token, from another process that has one or from the token server."""
