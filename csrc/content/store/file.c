@@ -159,7 +159,7 @@ int store_file_connect(const struct store *store, sqlite3 **db, struct error *er
 		return error_set(error, -EMFILE, "cannot open map '%s' for writing", store->path);
 	sqlite3_extended_result_codes(*db, 0);
 	sqlite3_busy_timeout(*db, BUSY_MS);
-	return sql_run(*db, "PRAGMA temp_store=MEMORY; PRAGMA cache_size=-512;"
+	return sql_run(*db, "PRAGMA temp_store=MEMORY; PRAGMA cache_size=" STORE_CACHE_SIZE ";"
 			    "PRAGMA synchronous=FULL; PRAGMA journal_size_limit=16777216;"
 			    "PRAGMA trusted_schema=OFF; PRAGMA cell_size_check=ON");
 }

@@ -25,6 +25,9 @@ enum {
 	STORE_SLICE_BYTES = 1 << 20, /* so that a slow disk is not long about it; see slices.c */
 };
 
+/* Of SQLite's cache of pages, in KiB, less than 0. */
+#define STORE_CACHE_SIZE "-512"
+
 struct pin;
 
 /* Pins that wait for a commit, and whether a thread is doing it. */

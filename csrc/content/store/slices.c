@@ -60,6 +60,9 @@ static int mark(struct store *store)
 	int err = sql_run(store->writer, "CREATE TABLE unfinished("
 					 " sources INTEGER NOT NULL, runs BLOB NOT NULL) STRICT");
 
+	/* New rows are all over the index of names, so a small cache would write a page for each. */
+	if (!err)
+		err = sql_run(store->writer, "PRAGMA cache_size=-8192");
 	if (!err)
 		err = set_version(store, STORE_VERSION_UNFINISHED);
 	return err   ?:
@@ -160,8 +163,12 @@ static int finish(struct store *store)
 		err = set_version(store, version);
 	if (!err)
 		err = store_commit(store);
-	if (!err)
+	if (!err && store->slices.is_unfinished) {
 		store->slices.is_unfinished = false;
+		/* The request is done, whatever becomes of memory that it does not need any more. */
+		(void)sql_run(store->writer, "PRAGMA cache_size=" STORE_CACHE_SIZE);
+		sqlite3_db_release_memory(store->writer);
+	}
 	return err;
 }
 
