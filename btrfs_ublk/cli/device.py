@@ -90,6 +90,13 @@ _making_options = stacked(
         type=SizeType(parse_block_size),
         help="The largest request, 64K or more.",
     ),
+    click.option(
+        "--feature",
+        "features",
+        multiple=True,
+        metavar="NAME",
+        help="ublk: insist on a feature of the driver, such as auto-buf-reg.",
+    ),
     click.option("--id", "device_id", type=CountType(0), help="N of /dev/ublkbN."),
     click.option(
         "--hang-timeout",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,9 +69,9 @@ _VERSION_TIMEOUT_S = 10.0
 class DeviceOptions:
     """How to serve a device. None leaves the choice to the server.
 
-    ``device_id`` is N of /dev/ublkbN. A server that does not answer for
-    ``hang_timeout_s`` seconds is replaced (0: never). ``server`` is a program to use
-    instead of the package's.
+    ``features`` are as for BlockServer. ``device_id`` is N of /dev/ublkbN. A server that
+    does not answer for ``hang_timeout_s`` seconds is replaced (0: never). ``server`` is a
+    program to use instead of the package's.
     """
 
     front_end: FrontEndName = "auto"
@@ -79,6 +79,7 @@ class DeviceOptions:
     queues: int | None = None
     depth: int | None = None
     max_io_bytes: int | None = None
+    features: Sequence[str] = ()
     device_id: int | None = None
     hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S
     server: OptionalPath = OptionalPath()
@@ -159,7 +160,9 @@ def _spec(name: str, description: Description, options: DeviceOptions) -> Device
             f"there is a ublk device {number} already",
             hint="leave the number out, and the first free one is taken",
         )
-    front_end = choose_front_end(options.front_end, only_ublk=number is not None)
+    front_end = choose_front_end(
+        options.front_end, only_ublk=number is not None or bool(options.features)
+    )
     spec = DeviceSpec(
         name=name,
         tag=os.urandom(8).hex(),
@@ -170,6 +173,7 @@ def _spec(name: str, description: Description, options: DeviceOptions) -> Device
         queues=options.queues,
         depth=options.depth,
         max_io_bytes=options.max_io_bytes,
+        features=list(options.features),
         device_id=number,
         hang_timeout_s=options.hang_timeout_s,
         server=str(checked_server(server)) if server else None,

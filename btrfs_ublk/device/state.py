@@ -80,8 +80,8 @@ class DeviceSpec:
     """What was asked for (device.json). None leaves the choice to the server.
 
     ``tag`` (16 hex digits) is in the kernel's record of the ublk or loop device.
-    ``server`` is the program; None is the package's own. With ``hang_timeout_s`` 0, the
-    server never counts as hanging.
+    ``features`` of the ublk driver are required. ``server`` is the program; None is the
+    package's own. With ``hang_timeout_s`` 0, the server never counts as hanging.
     """
 
     name: str
@@ -93,6 +93,7 @@ class DeviceSpec:
     queues: int | None = None
     depth: int | None = None
     max_io_bytes: int | None = None
+    features: list[str] = field(default_factory=list)
     device_id: int | None = None
     hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S
     server: str | None = None
@@ -110,6 +111,10 @@ class DeviceSpec:
                 hint=f"it has: {', '.join(RECOVERIES[self.front_end])}",
             )
         check_limits(queues=self.queues, depth=self.depth, device_id=self.device_id)
+        if self.front_end == "fuse" and self.features:
+            raise UsageError(
+                f"feature {self.features[0]} needs the front end ublk, not fuse"
+            )
         if self.front_end == "fuse" and self.device_id is not None:
             raise UsageError(
                 f"device id {self.device_id} needs the front end ublk, not fuse",
@@ -238,7 +243,7 @@ class DeviceDirectory:
             )
         if (keys.get("front_end"), keys.get("recovery")) == ("fuse", FORMER_RECOVERY):
             keys["recovery"] = "auto"  # written by an earlier version
-        for key in ("unprivileged", "features", "realtime"):
+        for key in ("unprivileged", "realtime"):
             keys.pop(key, None)  # as well
         spec = _FILES.parse(DeviceSpec, keys, self._spec)
         try:

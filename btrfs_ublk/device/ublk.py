@@ -116,7 +116,8 @@ class UblkDeviceFrontEnd:
         """Return the options that only count when the device is made."""
         spec = self._spec
         sizes = (("queues", spec.queues), ("depth", spec.depth))
-        return ["--recovery", spec.recovery] + [
+        flags = [f"--feature={name}" for name in spec.features]
+        return [*flags, "--recovery", spec.recovery] + [
             word
             for name, value in (*sizes, ("max-io", spec.max_io_bytes))
             if value is not None

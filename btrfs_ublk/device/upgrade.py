@@ -27,7 +27,7 @@ from btrfs_ublk.device.state import (
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, UsageError
 from btrfs_ublk.kernel import blockdev
 from btrfs_ublk.server.description import Description
-from btrfs_ublk.server.devices import UPDATE_SIZE, ublk_features
+from btrfs_ublk.server.features import kernel_features
 from btrfs_ublk.supervision.client import have_replaced, wait_for_state
 
 _CHECK_TIMEOUT_S = 30.0
@@ -105,11 +105,13 @@ def _require_growth(directory: DeviceDirectory) -> None:
             hint="a device that grows is taken over by another server (recovery "
             "reissue, with ublk also queue or fail-io)",
         )
-    if spec.front_end == "ublk" and not ublk_features() & UPDATE_SIZE:
-        raise CapabilityError(
-            "this kernel's ublk driver cannot change a device's size",
-            hint="that needs Linux 6.16; or use the front end fuse",
-        )
+    if spec.front_end == "ublk":
+        features = kernel_features()[0][0].features
+        if not any(x.name == "update-size" and x.offered for x in features):
+            raise CapabilityError(
+                "this kernel's ublk driver cannot change a device's size",
+                hint="that needs Linux 6.16; or use the front end fuse",
+            )
 
 
 def _has_grown(directory: DeviceDirectory, description: Description) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -41,6 +41,8 @@ class BlockServer:
     ``front_end`` is "ublk", "fuse" (a loop device on a file of the server), or "auto":
     ublk where the kernel has it and survives its death. ``queues`` are threads; they,
     ``depth`` and ``max_io_bytes`` (largest request) default to the server's own choice.
+    ``features`` of the ublk driver are required, such as "auto-buf-reg", which is only
+    used if asked for.
 
     The server process dies with us: it stops when the control connection closes.
     Leaving the block while the device is mounted or held raises LeftoverError, which
@@ -57,6 +59,7 @@ class BlockServer:
         queues: int | None = None,
         depth: int | None = None,
         max_io_bytes: int | None = None,
+        features: Iterable[str] = (),
         ready_timeout_s: float = READY_TIMEOUT_S,
         stop_timeout_s: float = STOP_TIMEOUT_S,
         ledger: Ledger | None = None,
@@ -64,6 +67,7 @@ class BlockServer:
         self.description = description
         self._front_end_name = front_end
         self._front_end: FrontEnd | None = None
+        self._features = list(features)
         self._options = {"queues": queues, "depth": depth, "max-io": max_io_bytes}
         self._ready_timeout_s = ready_timeout_s
         self._stop_timeout_s = stop_timeout_s
@@ -80,7 +84,9 @@ class BlockServer:
         if self._entry is not None:
             raise BtrfsUblkError("this block server runs already")
         self._ledger = ledger = self._ledger or process_ledger()
-        self._front_end = front_end = choose_front_end(self._front_end_name)
+        self._front_end = front_end = choose_front_end(
+            self._front_end_name, only_ublk=bool(self._features)
+        )
         try:
             with deferred():
                 files = _files(self.description)
@@ -179,6 +185,8 @@ class BlockServer:
         for name, value in self._options.items():
             if value is not None:
                 argv += [f"--{name}", str(value)]
+        for name in self._features:
+            argv += ["--feature", name]
         argv += via_option()
         return [*argv, "--tag", tag, "--control-fd", str(control_fd), "-"]
 

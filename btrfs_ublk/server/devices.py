@@ -18,9 +18,6 @@ from btrfs_ublk.server.front_end import end_server
 
 KIND = "ublk-device"
 
-#: UBLK_F_UPDATE_SIZE (linux/ublk_cmd.h): the size of a device can change.
-UPDATE_SIZE = 1 << 10
-
 #: The server bounds each of its own control commands to this (ublk_control.c).
 COMMAND_TIMEOUT_S = 30.0
 _MARGIN_S = 10.0
@@ -46,16 +43,6 @@ class DeviceRecord:
     @property
     def block_path(self) -> Path:
         return Path(f"/dev/ublkb{self.device_id}")
-
-
-def ublk_features() -> int:
-    """Return the flags of what this kernel's driver offers; 0 before Linux 6.5. Raises
-    CommandError."""
-    return int(
-        run(
-            [helper_path(SERVER), "--features"], timeout_s=COMMAND_TIMEOUT_S + _MARGIN_S
-        ).stdout
-    )
 
 
 def device_records() -> list[DeviceRecord]:

@@ -73,6 +73,7 @@ static bool next_part(struct io *io)
 	if (io->part.length > room)
 		io->part.length = (uint32_t)room;
 	io->part.done = 0;
+	io->part.in_place = false;
 	io->part.private = NULL;
 	io->part.data = io->data ? io->data + io->done : NULL;
 	return true;
@@ -129,9 +130,19 @@ static int start_part(struct io *io)
 	}
 }
 
+int engine_fetch_data(struct io *io)
+{
+	if (!io->detached || io->part.done)
+		return 0;
+	io->uniform.length = 0;
+	return io->worker->copy(io, io->done, io->part.length);
+}
+
 /* Returns false when the request is over. */
 static bool finish_part(struct io *io, struct worker_stats *stats, int result)
 {
+	if (io->detached && io->op == IO_OP_READ && !io->part.in_place && result >= 0)
+		result = io->worker->copy(io, io->done, io->part.length);
 	worker_stats_part(stats, io->segment->kind, io->op, io->part.length, result,
 			  io->started_ns);
 	if (result < 0) {
@@ -204,7 +215,8 @@ bool engine_lend(struct io *io)
 {
 	struct worker *worker = io->worker;
 
-	if (!worker->reply || io->op != IO_OP_READ || io->done + io->part.length != io->length)
+	if (!worker->reply || io->op != IO_OP_READ || io->detached ||
+	    io->done + io->part.length != io->length)
 		return false;
 	worker->lent++;
 	return true;

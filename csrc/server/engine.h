@@ -55,6 +55,11 @@ struct worker {
 	unsigned first_file; /* index of engine->files[0] in the ring's file table */
 	void (*io_done)(struct io *io);
 	/*
+	 * Copies [offset, offset + length) of `data` to the request of a detached read, or from
+	 * that of a detached write. Returns 0 or a negative errno. NULL: no io is detached.
+	 */
+	int (*copy)(struct io *io, uint32_t offset, uint32_t length);
+	/*
 	 * Sends the answer to a read, whose bytes are at `data`; any thread may be the caller.
 	 * NULL: only the worker's thread can do that.
 	 */
@@ -149,6 +154,9 @@ bool worker_take_back(struct worker *worker);
  * thread that has lent some waits for that; then it submits what is in the ring.
  */
 bool worker_await_back(struct worker *worker);
+
+/* Brings the data of a write to `data`. For segment kinds. Returns 0 or a negative errno. */
+int engine_fetch_data(struct io *io);
 
 /* Handles a CQE whose user_data is a `struct io`. For front ends. */
 void engine_complete(struct io *io, int cqe_result);

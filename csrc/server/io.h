@@ -24,6 +24,7 @@ struct part {
 	uint64_t offset; /* bytes from the start of the segment */
 	uint32_t length; /* bytes; 0 for a flush */
 	uint32_t done;	 /* bytes finished so far; for the kind */
+	bool in_place;	 /* set by the kind: it uses the request's own memory, not `data` */
 	uint8_t *data;
 	void *private; /* for the kind; NULL at first */
 };
@@ -42,6 +43,14 @@ struct io {
 	uint32_t length; /* bytes */
 	uint64_t offset; /* bytes from the start of the device */
 	uint8_t *data;	 /* reads and writes */
+
+	/*
+	 * `data` is not the request's own memory. The engine calls worker.copy() to transfer what a
+	 * kind does not do in place, in buffer `fixed` of the ring.
+	 */
+	bool detached;
+	bool has_fixed;
+	uint16_t fixed;
 
 	/*
 	 * What `data` is known to contain, so that the engine need not fill it again. A front end

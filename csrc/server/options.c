@@ -21,6 +21,7 @@
 #include "base/message.h"
 #include "base/size.h"
 #include "fetch/mirror/via.h"
+#include "server/frontend/ublk_features.h"
 
 enum {
 	MAX_DEPTH = 1024,
@@ -158,6 +159,16 @@ static int take_via(const char *text, struct server_options *options)
 	return err;
 }
 
+static int take_feature(const char *text, struct server_options *options)
+{
+	const struct ublk_feature *feature = ublk_feature_find(text);
+
+	if (!feature)
+		return -EINVAL;
+	options->features |= feature->flag;
+	return 0;
+}
+
 static int take_help(const char *text, struct server_options *options);
 
 static int take_version(const char *text, struct server_options *options)
@@ -207,8 +218,13 @@ static const struct row table[] = {
 	  "what is taken over may be smaller than DESCRIPTION, whose\n"
 	  "beginning it then is: it gets that size (ublk: Linux 6.16)" },
 	{ "check", NULL, OPTION(check), "only say what is wrong with DESCRIPTION and its files" },
+	{ "feature", "NAME", take_feature, 0,
+	  "ublk: insist on a feature of the driver that is used where\n"
+	  "there is one, or on auto-buf-reg, which is used only so: no\n"
+	  "copies between disks and readers; may be repeated" },
 	{ "features", NULL, OPTION(list_features),
-	  "the ublk driver's features (UBLK_F_*), as one number" },
+	  "what the kernel offers, what is used of it, and why, as one\n"
+	  "JSON line" },
 	{ "list-devices", NULL, OPTION(list_devices),
 	  "one JSON line per ublk device of this machine" },
 	{ "delete-device", "ID", OPTION(delete_device),

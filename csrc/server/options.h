@@ -26,6 +26,8 @@ struct server_options {
 	int recover_fds[MAX_QUEUES + 3];
 	unsigned recover_fd_count; /* 0: not given */
 
+	uint64_t features; /* UBLK_F_* that are insisted on */
+
 	/* Instead of serving. */
 	bool check;
 	bool list_features;

@@ -16,10 +16,10 @@ static int check_recover(const struct server_options *options)
 	if (!options->tag_given)
 		return refuse("--recover needs --tag");
 	if (options->queues || options->depth || options->max_io_bytes || options->id >= 0 ||
-	    options->recovery != RECOVERY_NONE)
+	    options->recovery != RECOVERY_NONE || options->features)
 		return refuse(
-			"--recover takes the device as it is: --id, --queues, --depth, --max-io "
-			"and --recovery were settled when it was made");
+			"--recover takes the device as it is: --id, --queues, --depth, --max-io, "
+			"--recovery and features were settled when it was made");
 	return 0;
 }
 

@@ -244,6 +244,7 @@ static int run(const struct server_options *options)
 		.recovery = options->recovery,
 		.recover_id = options->recover_id,
 		.grow = options->grow,
+		.features = options->features,
 		.recover_fds = options->recover_fds,
 		.recover_fd_count = options->recover_fd_count,
 		.queues = options->queues,
@@ -285,7 +286,7 @@ int main(int argc, char **argv)
 	if (server_options_parse(argc, argv, &options))
 		return hint_usage();
 	if (options.list_features)
-		err = ublk_print_features();
+		err = frontend_print_features();
 	else if (options.list_devices)
 		err = ublk_list_devices();
 	else if (options.delete_device >= 0)

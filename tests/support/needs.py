@@ -10,7 +10,7 @@ from typing import NoReturn
 import pytest
 
 from btrfs_ublk.server import BlockServer, FrontEndName
-from btrfs_ublk.server.devices import ublk_features
+from btrfs_ublk.server.features import kernel_features
 
 #: ``need(ROOT, LOOP)``: the fixture of tests/conftest.py.
 Need = Callable[..., None]
@@ -27,8 +27,9 @@ def inapplicable(reason: str) -> NoReturn:
 
 @functools.cache
 def _driver_has_known_crash() -> bool:
-    # The fix itself cannot be detected; kernels with UBLK_F_QUIESCE (6.16) have it.
-    return not ublk_features() & 1 << 12
+    # The fix itself cannot be detected, but kernels with `quiesce` (6.16) have it.
+    ublk = kernel_features()[0][0]
+    return not any(x.name == "quiesce" and x.offered for x in ublk.features)
 
 
 def may_be_killed(front_end: FrontEndName) -> None:

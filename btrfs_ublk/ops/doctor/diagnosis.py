@@ -43,6 +43,7 @@ from btrfs_ublk.ops.doctor.access import (
 from btrfs_ublk.ops.doctor.install import command_for
 from btrfs_ublk.ops.versions import Versions, find_versions, first_line
 from btrfs_ublk.server import ServerStats
+from btrfs_ublk.server.features import kernel_features
 
 #: "root": only root privileges are missing.
 Answer = Literal["yes", "no", "root", "unknown"]
@@ -153,8 +154,18 @@ def _abilities() -> list[Ability]:
     loop = (LOOP, Openable(LOOP))
     return [
         _look("seeds", "make and check seeds", [Helper(MKSEED), Helper(SEED)]),
-        _look("fuse", "serve with fuse", [ROOT, server, FUSE, Openable(FUSE), *loop]),
-        _look("ublk", "serve with ublk", [ROOT, server, UBLK, Openable(UBLK)]),
+        _look(
+            "fuse",
+            "serve with fuse",
+            [ROOT, server, FUSE, Openable(FUSE), *loop],
+            lambda: _protocol("fuse"),
+        ),
+        _look(
+            "ublk",
+            "serve with ublk",
+            [ROOT, server, UBLK, Openable(UBLK)],
+            lambda: _protocol("ublk"),
+        ),
         _look("mount", "mount and sprout", [ROOT, SYS_ADMIN, BTRFS, *loop]),
         _look("devices", "keep devices", [ROOT, server, DIRECTORIES]),
         _look(
@@ -213,6 +224,14 @@ def _finding(need: Capability) -> Finding:
     if reason is None:
         return Finding(need.name, True)
     return Finding(need.name, False, reason, need.hint or None, command_for(need))
+
+
+def _protocol(name: str) -> str | None:
+    with suppress(BtrfsUblkError):
+        for each in kernel_features()[0]:
+            if each.front_end == name and each.protocol:
+                return f"protocol {each.protocol}"
+    return None
 
 
 def _fetch() -> str | None:

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 #include "server/frontend/frontend.h"
 
+#include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "base/json_text.h"
 #include "base/message.h"
 
 /* In the order of preference of "auto". */
@@ -32,6 +35,27 @@ bool recovery_find(const char *name, enum recovery_mode *recovery)
 		}
 	}
 	return false;
+}
+
+int frontend_print_features(void)
+{
+	json_t *all = json_object();
+	int err = all ? 0 : -ENOMEM;
+
+	for (unsigned i = 0; i < FRONTEND_COUNT && !err; i++) {
+		json_t *about = json_object();
+
+		err = json_object_set_new(all, frontends[i]->name, about) ?
+			      -ENOMEM :
+			      frontends[i]->features(about);
+	}
+	if (err)
+		json_decref(all);
+	else
+		err = json_text_print(all);
+	if (err)
+		msg_error("cannot list the features: %s", strerror(-err));
+	return err;
 }
 
 const struct frontend_ops *frontend_find(const char *name)

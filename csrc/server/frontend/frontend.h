@@ -31,6 +31,7 @@ struct frontend {
 	enum recovery_mode recovery;
 	int recover_id; /* the device to take over; -1: make a new one */
 	bool grow; /* a device that is taken over may be smaller than the engine's address space */
+	uint64_t features; /* flags of ublk_features.h that must be used */
 
 	/* Set by the caller; open() changes them to those of a device that is taken over. */
 	unsigned queues;       /* threads, each with a worker of the engine */
@@ -61,6 +62,12 @@ struct frontend_ops {
 	unsigned waiting_depth_of_all; /* limit for all queues together */
 	uint32_t waiting_max_io_bytes;
 	const char *takeover_option; /* the option of a server that takes over a device */
+
+	/*
+	 * Describes what the kernel has for this front end, and what is used of it; see features.h.
+	 * Makes nothing. Returns 0 or -ENOMEM.
+	 */
+	int (*features)(json_t *about);
 
 	/*
 	 * Opens what must be opened while the host's files can be seen; neither makes nor changes a
@@ -113,6 +120,11 @@ extern const struct frontend_ops fuse_frontend;
 const char *recovery_name(enum recovery_mode recovery);
 /* Returns false when there is no such name. */
 bool recovery_find(const char *name, enum recovery_mode *recovery);
+
+/*
+ * Prints what all frontend_ops.features describe, as one JSON line: {"ublk": {...}, "fuse": {...}}.
+ */
+int frontend_print_features(void);
 
 /* Returns NULL when there is no such name. */
 const struct frontend_ops *frontend_find(const char *name);

@@ -23,6 +23,7 @@
 #include "base/size.h"
 #include "server/frontend/frontend.h"
 #include "server/frontend/fuse_allocator.h"
+#include "server/frontend/fuse_features.h"
 #include "server/frontend/fuse_journal.h"
 #include "server/frontend/fuse_mount.h"
 #include "server/frontend/fuse_queue.h"
@@ -97,6 +98,8 @@ static int check_options(const struct frontend *frontend)
 		return msg_fail(-EINVAL,
 				"--id %d is for ublk only: a FUSE file has no device number",
 				frontend->wanted_id);
+	if (frontend->features)
+		return msg_fail(-EINVAL, "--feature is for the ublk driver");
 	if (frontend->recover_id >= 0)
 		return msg_fail(-EINVAL,
 				"--recover is for ublk devices; a FUSE connection is taken over by "
@@ -510,6 +513,7 @@ const struct frontend_ops fuse_frontend = {
 	.waiting_depth_of_all = 96,
 	.waiting_max_io_bytes = MAX_IO_BYTES / 4,
 	.takeover_option = "--recover-fds",
+	.features = fuse_features_describe,
 	.open = fuse_open,
 	.start = fuse_start,
 	.describe = fuse_describe,

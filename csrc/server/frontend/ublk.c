@@ -15,6 +15,7 @@
 #include "server/frontend/frontend.h"
 #include "server/frontend/ublk_admin.h"
 #include "server/frontend/ublk_control.h"
+#include "server/frontend/ublk_features.h"
 #include "server/frontend/ublk_queue.h"
 #include "server/frontend/ublk_recovery.h"
 
@@ -29,21 +30,13 @@ enum {
 /* Milliseconds. The block layer checks time-outs once per second. */
 #define IO_TIMEOUT_MS "1000"
 
-/*
- * Features that are asked for where the driver has them: commands in ioctl form, as drivers may be
- * built without the older ones; sizes that change; a stop in one step, unless the device is in use;
- * and no scan for partitions, as an address space that fails or is slow must not delay the start.
- */
-#define USED_FEATURES                                                          \
-	(UBLK_F_CMD_IOCTL_ENCODE | UBLK_F_UPDATE_SIZE | UBLK_F_SAFE_STOP_DEV | \
-	 UBLK_F_NO_AUTO_PART_SCAN)
-
 _Static_assert(1u << BLOCK_SHIFT == BLOCK_BYTES, "the device's block is btrfs' sector");
 
 struct ublk {
 	struct ublk_control control;
 	struct ublksrv_ctrl_dev_info info;
 	uint64_t recovery_flags; /* flags to ask for */
+	uint64_t feature_flags;	 /* flags to ask for */
 	struct ublk_queue *queues;
 	unsigned serving; /* number of queues that were started and not yet joined */
 	bool added;
@@ -86,9 +79,13 @@ static int ublk_open(struct frontend *frontend)
 	ublk->dev_dir = open("/dev", O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (ublk->dev_dir < 0)
 		return -errno;
-	if (frontend->recover_id < 0)
-		return ublk_recovery_flags(frontend->recovery, &ublk->control,
-					   &ublk->recovery_flags);
+	if (frontend->recover_id < 0) {
+		err = ublk_features_choose(&ublk->control, frontend->features,
+					   &ublk->feature_flags);
+		return err ? err :
+			     ublk_recovery_flags(frontend->recovery, &ublk->control,
+						 &ublk->recovery_flags);
+	}
 	err = ublk_recovery_find(frontend, &ublk->control, &ublk->info);
 	if (err)
 		return err;
@@ -101,7 +98,7 @@ static int ublk_open(struct frontend *frontend)
 static int add_device(struct frontend *frontend)
 {
 	struct ublk *ublk = frontend->private;
-	uint64_t flags = ublk->control.features & USED_FEATURES;
+	uint64_t flags = ublk->feature_flags;
 	int err;
 
 	ublk->info = (struct ublksrv_ctrl_dev_info){
@@ -187,6 +184,7 @@ static int start_queues(struct frontend *frontend)
 			.depth = ublk->info.queue_depth,
 			.buffer_bytes = ublk->info.max_io_buf_bytes,
 			.encoded = ublk->control.encoded,
+			.registered = ublk->info.flags & UBLK_F_AUTO_BUF_REG,
 			.device_fd = ublk->device_fd,
 			.draining = &ublk->draining,
 			.thread = { .ended_fd = ublk->ended_fd },
@@ -423,6 +421,7 @@ const struct frontend_ops ublk_frontend = {
 	.default_depth = 64,
 	.default_max_io_bytes = 256 << 10,
 	.takeover_option = "--recover",
+	.features = ublk_features_describe,
 	.open = ublk_open,
 	.start = ublk_start,
 	.describe = ublk_describe,

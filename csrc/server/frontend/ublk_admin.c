@@ -43,18 +43,6 @@ static int print_device(struct ublk_control *control, unsigned id)
 		"queues", (int)info.nr_hw_queues, "depth", (int)info.queue_depth));
 }
 
-int ublk_print_features(void)
-{
-	struct ublk_control control;
-	int err = ublk_control_open(&control);
-
-	if (err)
-		return err;
-	printf("%llu\n", (unsigned long long)control.features);
-	ublk_control_close(&control);
-	return fflush(stdout) ? -errno : 0;
-}
-
 int ublk_list_devices(void)
 {
 	_cleanup_(cleanup_closedir) DIR *dir = NULL;

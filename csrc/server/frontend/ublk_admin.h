@@ -6,9 +6,6 @@
 
 /* Each returns 0, or a negative errno after a message. */
 
-/* Prints the features of the driver, UBLK_F_*, as a decimal number; 0 before Linux 6.5. */
-int ublk_print_features(void);
-
 /* Prints one JSON line per ublk device of this machine. */
 int ublk_list_devices(void);
 

@@ -38,7 +38,12 @@ static void offer_tag(struct ublk_tag *tag, uint32_t opcode, int32_t result)
 	command->q_id = queue->index;
 	command->tag = tag->tag;
 	command->result = result;
-	command->addr = (uintptr_t)(queue->buffers + (size_t)tag->tag * queue->buffer_bytes);
+	if (queue->registered)
+		/* struct ublk_auto_buf_reg: the index, then flags */
+		sqe->addr = tag->tag | (uint64_t)UBLK_AUTO_BUF_REG_FALLBACK << 16;
+	else
+		command->addr =
+			(uintptr_t)(queue->buffers + (size_t)tag->tag * queue->buffer_bytes);
 	io_uring_sqe_set_data64(sqe, (uintptr_t)tag | DRIVER_COMMAND);
 	queue->offered++;
 }
@@ -51,6 +56,30 @@ static void io_done(struct io *io)
 	tag->queue->running--;
 	offer_tag(tag, UBLK_IO_COMMIT_AND_FETCH_REQ,
 		  io->result < 0 ? io->result : (data ? (int32_t)io->length : 0));
+}
+
+/* See worker.copy. */
+static int copy_data(struct io *io, uint32_t offset, uint32_t length)
+{
+	const struct ublk_tag *tag = tag_of(io);
+	const struct ublk_queue *queue = tag->queue;
+	uint64_t place = UBLKSRV_IO_BUF_OFFSET + ((uint64_t)queue->index << UBLK_QID_OFF) +
+			 ((uint64_t)tag->tag << UBLK_TAG_OFF);
+
+	while (length) {
+		off_t at = (off_t)(place + offset);
+		ssize_t moved = io->op == IO_OP_READ ?
+					pwrite(queue->device_fd, io->data + offset, length, at) :
+					pread(queue->device_fd, io->data + offset, length, at);
+
+		if (moved < 0 && errno == EINTR)
+			continue;
+		if (moved <= 0)
+			return moved < 0 ? -errno : -EIO;
+		offset += (uint32_t)moved;
+		length -= (uint32_t)moved;
+	}
+	return 0;
 }
 
 /* Returns false for operations that this server has never announced. */
@@ -80,6 +109,7 @@ static bool decode(const struct ublksrv_io_desc *descriptor, struct io *io)
 	}
 	io->fua = op_flags & UBLK_IO_F_FUA;
 	io->no_unmap = op_flags & UBLK_IO_F_NOUNMAP;
+	io->has_fixed = io->detached && !(op_flags & UBLK_IO_F_NEED_REG_BUF);
 	io->offset = descriptor->start_sector << SECTOR_SHIFT;
 	io->length = descriptor->nr_sectors << SECTOR_SHIFT;
 	return true;
@@ -94,7 +124,7 @@ static void start_request(struct ublk_tag *tag)
 	io->data = queue->buffers + (size_t)tag->tag * queue->buffer_bytes;
 	io->result = 0;
 	/* Whatever the request is, the kernel may have put its data into our buffer. */
-	if (ublksrv_get_op(&queue->descriptors[tag->tag]) != UBLK_IO_OP_READ)
+	if (!io->detached && ublksrv_get_op(&queue->descriptors[tag->tag]) != UBLK_IO_OP_READ)
 		io->uniform.length = 0;
 	if (!decode(&queue->descriptors[tag->tag], io))
 		io->result = -EOPNOTSUPP;
@@ -264,6 +294,8 @@ static int allocate_tags(struct ublk_queue *queue)
 	for (unsigned i = 0; i < queue->depth; i++) {
 		queue->tags[i].queue = queue;
 		queue->tags[i].tag = (uint16_t)i;
+		queue->tags[i].io.detached = queue->registered;
+		queue->tags[i].io.fixed = (uint16_t)i;
 	}
 	return 0;
 }
@@ -326,7 +358,10 @@ static int queue_init(void *owner)
 		return err;
 	queue->worker->ring = &queue->ring;
 	queue->worker->io_done = io_done;
+	queue->worker->copy = copy_data;
 	err = register_files(queue);
+	if (!err && queue->registered)
+		err = io_uring_register_buffers_sparse(&queue->ring, queue->depth);
 	if (err)
 		return err;
 	/* Saves the kernel a look-up per call. 5.18; optional. */

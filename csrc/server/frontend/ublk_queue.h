@@ -24,7 +24,12 @@ struct ublk_queue {
 	uint16_t depth;
 	uint32_t buffer_bytes; /* per tag */
 	bool encoded;	       /* opcodes in ioctl form */
-	int device_fd;	       /* /dev/ublkcN */
+	/*
+	 * A request's memory is a buffer of the ring, whose index is the tag. What is not read or
+	 * written there is copied, by means of device_fd.
+	 */
+	bool registered;
+	int device_fd;	      /* /dev/ublkcN */
 	const bool *draining; /* atomic: end once a tag was aborted and all requests are answered */
 	struct thread thread; /* `cpus`, and `ended_fd`, which also tells when a queue has failed */
 	struct worker *worker;

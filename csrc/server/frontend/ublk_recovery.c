@@ -198,11 +198,6 @@ int ublk_recovery_find(const struct frontend *frontend, struct ublk_control *con
 {
 	int err = wait_for_death(frontend, control, info);
 
-	if (!err && info->flags & UBLK_F_AUTO_BUF_REG)
-		return msg_fail(-EOPNOTSUPP,
-				"ublk device %u was made with --feature auto-buf-reg, which this "
-				"version does not have; it was left alone",
-				info->dev_id);
 	return err ?: check_params(frontend, control, info->dev_id);
 }
 

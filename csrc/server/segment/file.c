@@ -186,6 +186,23 @@ static int transfer_now(const struct file_segment *file, struct io *io)
 	return 0;
 }
 
+/* Transfers directly to or from the request's own memory, whose addresses begin with 0. */
+static void prepare_in_place(const struct file_segment *file, struct io *io,
+			     struct io_uring_sqe *sqe)
+{
+	struct part *part = &io->part;
+	void *place = (void *)(uintptr_t)(io->done + part->done);
+	unsigned length = part->length - part->done;
+
+	part->in_place = true;
+	if (io->op == IO_OP_READ)
+		io_uring_prep_read_fixed(sqe, -1, place, length, file_position(file, part),
+					 io->fixed);
+	else
+		io_uring_prep_write_fixed(sqe, -1, place, length, file_position(file, part),
+					  io->fixed);
+}
+
 static void prepare(const struct file_segment *file, struct io *io, struct io_uring_sqe *sqe)
 {
 	const struct part *part = &io->part;
@@ -202,12 +219,22 @@ static void prepare(const struct file_segment *file, struct io *io, struct io_ur
 static int file_transfer(struct segment *segment, struct io *io)
 {
 	const struct file_segment *file = segment->private;
+	bool in_place = io->has_fixed && !file->in_memory;
 	struct io_uring_sqe *sqe;
 
+	if (io->op == IO_OP_WRITE && !in_place) {
+		int err = engine_fetch_data(io);
+
+		if (err)
+			return err;
+	}
 	if (file->in_memory)
 		return transfer_now(file, io);
 	sqe = worker_get_sqe(io->worker);
-	prepare(file, io, sqe);
+	if (in_place)
+		prepare_in_place(file, io, sqe);
+	else
+		prepare(file, io, sqe);
 	if (io->op == IO_OP_WRITE && io->fua)
 		sqe->rw_flags = RWF_DSYNC;
 	worker_prepare_file(io->worker, sqe, io, file->file);
@@ -259,6 +286,15 @@ static int file_write_zeroes(struct segment *segment, struct io *io)
 			     io->no_unmap ? FALLOC_FL_ZERO_RANGE : FALLOC_FL_PUNCH_HOLE);
 }
 
+/*
+ * A reader of our device may use memory that is aligned to 4 bytes only. Disks below mostly require
+ * 512, and files may not accept such memory at all. Our own buffer suits all.
+ */
+static bool wants_other_memory(const struct part *part, int result)
+{
+	return part->in_place && (result == -EINVAL || result == -EFAULT);
+}
+
 static int file_complete(struct segment *segment, struct io *io, int cqe_result)
 {
 	struct part *part = &io->part;
@@ -267,6 +303,12 @@ static int file_complete(struct segment *segment, struct io *io, int cqe_result)
 		return cqe_result;
 	if (cqe_result == -EINTR)
 		return file_transfer(segment, io);
+	if (wants_other_memory(part, cqe_result)) {
+		io->has_fixed = false;
+		part->in_place = false;
+		part->done = 0;
+		return file_transfer(segment, io);
+	}
 	if (cqe_result < 0)
 		return cqe_result;
 	/* The file has become shorter: that is an error, never zeroes. */

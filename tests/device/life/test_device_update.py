@@ -42,7 +42,7 @@ from btrfs_ublk.server import (
     PatternSegment,
     Segment,
 )
-from btrfs_ublk.server.devices import UPDATE_SIZE, ublk_features
+from btrfs_ublk.server.features import kernel_features
 from btrfs_ublk.units import MIB
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("no_devices")]
@@ -52,7 +52,9 @@ LONGER = PatternSegment(offset=0, length=SIZE + 8 * MIB)
 
 @pytest.fixture
 def options(front_end: FrontEndName) -> DeviceOptions:
-    if front_end == "ublk" and not ublk_features() & UPDATE_SIZE:
+    ublk = kernel_features()[0][0]
+    can = any(x.name == "update-size" and x.offered for x in ublk.features)
+    if front_end == "ublk" and not can:
         inapplicable("this driver cannot change a device's size")
     return DeviceOptions(front_end=front_end)
 

@@ -18,6 +18,7 @@ from btrfs_ublk.base.capabilities import UBLK
 from btrfs_ublk.base.helpers import SERVER, helper_path
 from btrfs_ublk.base.ledger import process_ledger
 from btrfs_ublk.base.readers import read_direct
+from btrfs_ublk.errors import CapabilityError
 from btrfs_ublk.kernel import mounted
 from btrfs_ublk.kernel.blockdev import wait_for_node
 from btrfs_ublk.kernel.ublk_devices import list_ublk_devices
@@ -30,7 +31,7 @@ from btrfs_ublk.server import (
     ZeroSegment,
     device_records,
 )
-from btrfs_ublk.server.devices import ublk_features
+from btrfs_ublk.server.features import kernel_features
 from btrfs_ublk.server.front_ends import kernel_may_crash
 from btrfs_ublk.units import MIB
 from btrfs_ublk.volume.temporary import virtual_file_of
@@ -152,11 +153,37 @@ FAILING = Description(
 )
 
 
+def _offered(name: str) -> bool:
+    features = kernel_features()[0][0].features
+    return any(feature.name == name and feature.offered for feature in features)
+
+
 def test_a_device_starts_without_a_read(need: Need) -> None:
     need(UBLK)
-    if not ublk_features() & NO_AUTO_PART_SCAN:
+    if not _offered("no-auto-part-scan"):
         inapplicable("this kernel's driver always looks for partitions")
     with BlockServer(FAILING, front_end="ublk") as server:
         (line,) = run_server("--list-devices").stdout.splitlines()
         assert json.loads(line)["flags"] & NO_AUTO_PART_SCAN
         assert server.stats().kinds["error"].reads == 0
+
+
+def test_a_feature_can_be_insisted_on(need: Need, tmp_path: Path) -> None:
+    need(UBLK)
+    path = tmp_path / "description.json"
+    path.write_text(FAILING.to_json())
+    if not _offered("no-auto-part-scan"):
+        done = run_server("--feature", "no-auto-part-scan", str(path))
+        assert done.returncode == CapabilityError.exit_status
+        assert "does not offer it" in done.stderr and "Linux 7.0" in done.stderr
+        assert list_ublk_devices() == []
+        return
+    argv = [helper_path(SERVER), "--feature", "no-auto-part-scan", str(path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        lines = run_server("--list-devices").stdout.splitlines()
+        process.terminate()
+        assert process.wait(60) == 0
+    records = {record["id"]: record for record in map(json.loads, lines)}
+    assert records[ready["id"]]["flags"] & NO_AUTO_PART_SCAN
