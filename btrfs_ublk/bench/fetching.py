@@ -136,8 +136,8 @@ def _read_all(place: Bed, device: Opened, direct: bool = False) -> None:
 
 def _sequential(direct: bool, place: Bed) -> Result:
     if not direct:
-        # A virtual machine's host takes 10 to 45 us for a page that was not used lately:
-        # have it give those that the page cache takes next.
+        # A virtual machine's host takes 10 to 45 us for a page that was not used
+        # lately: have it give those that the page cache takes next.
         with place.alone() as device:
             _read_all(place, device)
     with place.ours() as device:

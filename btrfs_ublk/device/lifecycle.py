@@ -69,9 +69,9 @@ _VERSION_TIMEOUT_S = 10.0
 class DeviceOptions:
     """How to serve a device. None leaves the choice to the server.
 
-    ``features`` are as for BlockServer. ``device_id`` is N of /dev/ublkbN. A server that
-    does not answer for ``hang_timeout_s`` seconds is replaced (0: never). ``server`` is a
-    program to use instead of the package's.
+    ``features`` are as for BlockServer. ``device_id`` is N of /dev/ublkbN. A server
+    that does not answer for ``hang_timeout_s`` seconds is replaced (0: never).
+    ``server`` is a program to use instead of the package's.
     """
 
     front_end: FrontEndName = "auto"

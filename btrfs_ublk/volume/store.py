@@ -366,13 +366,13 @@ class VolumeDirectory:
         )
         return seed.description([lazy])
 
-    def locked(self) -> Lock:
+    def locked(self, timeout_s: float = _LOCK_TIMEOUT_S) -> Lock:
         """Lock the volume against other commands. Raises BtrfsUblkError, OSError."""
-        lock = lock_file(self.lock, timeout_s=_LOCK_TIMEOUT_S)
+        lock = lock_file(self.lock, timeout_s=timeout_s)
         if lock is None:
             raise BtrfsUblkError(
                 f"another command works on volume {self.name!r} for "
-                f"{_LOCK_TIMEOUT_S:g} s",
+                f"{timeout_s:g} s",
                 hint=f"see which: fuser {self.lock}",
             )
         records = (self._definition, self._made, self._session, self._files)
