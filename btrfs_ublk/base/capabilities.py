@@ -7,9 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,7 +18,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from btrfs_ublk.base.helpers import check_helper
-from btrfs_ublk.base.process import run
+from btrfs_ublk.base.process import find_program, run
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import CapabilityError, CommandError
 from btrfs_ublk.units import format_size
@@ -115,7 +113,7 @@ def _device_node(path: str, module: str) -> str | None:
     reason = f"{path} does not exist"
     if os.geteuid() != 0:
         return f"{reason}, and only root can load the module {module}"
-    if not shutil.which("modprobe"):
+    if not find_program("modprobe"):
         return f"{reason}, and there is no modprobe to load the module {module}"
     if not _only_looking.get() and not _has_module(module):
         return f"{reason}, and this kernel has no module {module} in /lib/modules"
@@ -154,7 +152,7 @@ class Program:
         return f"install the package {self.package}"
 
     def probe(self) -> str | None:
-        return None if shutil.which(self.name) else "it is not on PATH"
+        return None if find_program(self.name) else "it is not on PATH"
 
 
 @lru_cache  # each run of a matrix of benchmarks asks
@@ -182,7 +180,7 @@ class Fio:
         if missing is not None:
             return missing
         try:
-            version, engines = _version_and_engines(shutil.which("fio"))
+            version, engines = _version_and_engines(find_program("fio"))
         except CommandError as error:
             return error.message
         found = re.match(r"fio-(\d+)\.(\d+)", version)
@@ -271,8 +269,10 @@ class SparseFile:
         return "use a directory on tmpfs, XFS or btrfs: /dev/shm, say"
 
     def probe(self) -> str | None:
+        with deferred():
+            from tempfile import TemporaryFile  # Most commands do without it.
         try:
-            with tempfile.TemporaryFile(dir=self.directory) as file:
+            with TemporaryFile(dir=self.directory) as file:
                 os.ftruncate(file.fileno(), self.size_bytes)
         except OSError as error:
             if error.errno == errno.EFBIG:
@@ -314,8 +314,10 @@ def sparse_directory(
     """Return the first of ``candidates`` that can hold a sparse file of that size. By
     default, these are the temporary directory and /dev/shm. Raises CapabilityError when
     none can."""
+    with deferred():
+        from tempfile import gettempdir
     reasons = []
-    for directory in candidates or (tempfile.gettempdir(), "/dev/shm"):
+    for directory in candidates or (gettempdir(), "/dev/shm"):
         capability = SparseFile(Path(directory), size_bytes)
         reason = capability.probe()
         if reason is None:

@@ -287,9 +287,12 @@ def failure_text(words: Sequence[str], what: str, stderr: str) -> str:
     )
 
 
-def _which(program: str, path: str | None) -> str | None:
-    """Find a program. NB: shutil.which() comes with all kinds of compression, which the
-    daemon would lock into memory."""
+def find_program(program: str, path: str | None = None) -> str | None:
+    """Find a program on ``path`` (None: PATH). NB: shutil.which() comes with all kinds
+    of compression, which take long to import, and the daemon would lock them into
+    memory."""
+    if path is None:
+        path = os.environ.get("PATH")
     places = [""] if "/" in program else (path or os.defpath).split(os.pathsep)
     for place in places:
         name = os.path.join(place, program)
@@ -310,7 +313,7 @@ def _start(
     death_signal: signal.Signals | None,
     new_session: bool = False,
 ) -> subprocess.Popen[str]:
-    program = _which(words[0], (env or os.environ).get("PATH"))
+    program = find_program(words[0], (env or os.environ).get("PATH", ""))
     if program is None:
         wanted = f"wanted for: {shlex.join(words)}"
         if "/" in words[0] and os.path.exists(words[0]):
@@ -322,7 +325,7 @@ def _start(
             hint=hint or "install the package that has it, or correct PATH",
         )
     prefix = []
-    if death_signal is not None and _which("setpriv", os.environ.get("PATH")):
+    if death_signal is not None and find_program("setpriv"):
         # preexec_fn would run Python between fork and exec: unsafe with threads.
         prefix = ["setpriv", "--pdeathsig", death_signal.name.removeprefix("SIG"), "--"]
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -47,6 +46,7 @@ from btrfs_ublk.device.state import (
     half_path,
 )
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError, UsageError
+from btrfs_ublk.kernel.temporary import remove_tree
 from btrfs_ublk.server.control import ControlError, InUseError
 from btrfs_ublk.server.front_ends import choose_front_end
 from btrfs_ublk.server.names import FrontEndName
@@ -222,7 +222,7 @@ def _make(spec: DeviceSpec, description: Description) -> tuple[DeviceDirectory, 
         if os.path.lexists(target):
             raise _exists(spec.name)
         with ExitStack() as on_failure:
-            on_failure.callback(shutil.rmtree, half, ignore_errors=True)
+            on_failure.callback(remove_tree, half, ignore_errors=True)
             try:
                 half.mkdir(mode=0o700)
                 made = DeviceDirectory(half)
@@ -296,7 +296,7 @@ def forget(path: Path) -> None:
         gone = half_path(path, os.urandom(8).hex())
         try:
             path.rename(gone)
-            shutil.rmtree(gone)
+            remove_tree(gone)
         except OSError as error:
             raise LeftoverError(f"cannot remove {path}: {error}") from error
 
