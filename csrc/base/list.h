@@ -30,11 +30,13 @@ static inline struct link *list_first(const struct link *list)
 }
 
 /* Goes through the elements of a list, which must stay in it meanwhile. */
+/* NOLINTBEGIN(bugprone-macro-parentheses): a type and a name take none. */
 #define list_for_each(type, item, list, member)                              \
 	for (type *item = list_item((list)->next, list, type, member); item; \
 	     item = list_item((item)->member.next, list, type, member))
 #define list_item(link, list, type, member) \
 	((link) == (list) ? NULL : container_of(link, type, member))
+/* NOLINTEND(bugprone-macro-parentheses) */
 
 static inline bool link_is_in_list(const struct link *link)
 {
