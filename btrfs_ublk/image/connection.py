@@ -21,7 +21,6 @@ from urllib.parse import urlencode, urljoin, urlsplit
 from btrfs_ublk.base.log import log
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess, RegistryError, on_loopback
-from btrfs_ublk.image.logins import SharedToken
 from btrfs_ublk.image.transport import Answer, NoAnswer, Session
 
 if TYPE_CHECKING:
@@ -341,6 +340,7 @@ class Connection:
 
     def _get_token(self, challenge: Challenge) -> None:
         """Get a token, from another process that has one or from the token server."""
+        from btrfs_ublk.image.logins import SharedToken
 
         realm = challenge.realm
         if not realm:
