@@ -34,8 +34,8 @@ _SETTINGS = (
 #: its head has symbols and relocations, which are applied to what is writable.
 _WHOLE_BYTES = 8 * MIB
 _HEAD_BYTES, _WRITABLE_BYTES, _ENTRY_BYTES = MIB, 4 * MIB, 256 * KIB
-#: Scripts that run each other, and words of a command.
-_MAX_DEPTH, _MAX_WORDS = 4, 64
+#: Scripts that run each other, words of a command, and interpreters of Python.
+_MAX_DEPTH, _MAX_WORDS, _MAX_PYTHONS = 4, 64, 4
 #: In all, as the files are read.
 _MAX_BYTES = 64 * MIB
 
@@ -113,6 +113,8 @@ class _Derived:
     start: _Start
     #: By path, in the order in which they are read.
     found: dict[str, Entry] = field(default_factory=dict)
+    #: Interpreters of Python whose modules were taken, by their paths as given.
+    pythons: set[str] = field(default_factory=set)
 
     def ranges(self) -> Iterator[Range]:
         self._take_command(list(self.start.words), depth=0)
@@ -163,8 +165,7 @@ class _Derived:
     ) -> None:
         if entry.elf is not None:
             self._take_elf(entry, entry.elf)
-        else:
-            self._take(entry)
+        elif self._take(entry):  # NB: once: scripts may name each other in many words
             text = self.tree.read(entry) or b""
             line = text[:256].partition(b"\n")[0]
             if line.startswith(b"#!"):
@@ -175,6 +176,9 @@ class _Derived:
             self._take_python(path, entry, words)
 
     def _take_python(self, path: str, program: Entry, words: list[str]) -> None:
+        if path in self.pythons or len(self.pythons) == _MAX_PYTHONS:
+            return
+        self.pythons.add(path)
         python = PythonStart(self.tree, path, program, self.start.environment)
         for entry in python.files(words, self._file):
             if entry.elf is not None:
@@ -184,7 +188,8 @@ class _Derived:
 
     def _take_elf(self, entry: Entry, elf: Elf) -> None:
         """Take a program, its linker, and all libraries, in the linker's order."""
-        self._take(entry)
+        if not self._take(entry):
+            return
         linker = self.tree.find(elf.interpreter) if elf.interpreter else None
         if linker is not None and self._take(linker):
             self._take(self.tree.find("etc/ld.so.cache"))

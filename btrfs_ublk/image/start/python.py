@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
@@ -150,8 +151,12 @@ class PythonStart:
         return True
 
     def _scan(self, source: bytes, package: str) -> None:
-        with suppress(SyntaxError, ValueError, RecursionError):
-            for name in _imported(ast.parse(source).body, package):
+        # NB: what nests too deep for the parser is a MemoryError.
+        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # "\d" in an old source, say
+                body = ast.parse(source).body
+            for name in _imported(body, package):
                 self._import(name)
 
 

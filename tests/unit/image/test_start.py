@@ -130,7 +130,7 @@ def test_python_comes_with_what_it_imports(tmp_path: Path, layer: LayerTar) -> N
 
 
 def test_compiled_modules_come_instead_of_their_sources(
-    tmp_path: Path, layer: LayerTar
+    tmp_path: Path, layer: LayerTar, recwarn: pytest.WarningsRecorder
 ) -> None:
     add_shell(layer)
     layer.take(*linked(SHELL))
@@ -144,8 +144,9 @@ def test_compiled_modules_come_instead_of_their_sources(
     layer.file(f"{home}/two/four.py", b"this is no Python")
     layer.file(f"{home}/five.py", b"pass")
     layer.file(f"{home}/lib-dynload/six.cpython-39-x86_64-linux-gnu.so", b"none")
-    layer.file("app/main.py", b"import six, beside\n")
+    layer.file("app/main.py", b"'\\d'\nimport six, beside, deep\n")
     layer.file("app/beside.py", b"1")
+    layer.file("app/deep.py", b"-" * 20_000 + b"1")
     found = ranges(
         tmp_path,
         layer.close(),
@@ -156,6 +157,7 @@ def test_compiled_modules_come_instead_of_their_sources(
     assert sorted(x.removeprefix(f"{home}/") for x in modules) == [
         "__pycache__/one.cpython-39.pyc",
         "app/beside.py",
+        "app/deep.py",
         "app/main.py",
         "lib-dynload/six.cpython-39-x86_64-linux-gnu.so",
         "site.py",
@@ -163,6 +165,7 @@ def test_compiled_modules_come_instead_of_their_sources(
         "two/four.py",
         "two/three.py",
     ]
+    assert not recwarn.list
 
 
 def test_a_virtual_environment_has_its_modules(tmp_path: Path, layer: LayerTar) -> None:
@@ -206,8 +209,8 @@ def test_nothing_comes_of_commands_that_name_nothing(
 
 
 def test_scripts_that_run_each_other_end(tmp_path: Path, layer: LayerTar) -> None:
-    layer.file("one", b"#!/two\n")
-    layer.file("two", b"#!/one\n")
+    layer.file("one", b"#!/two" + b" /two" * 40 + b"\n")
+    layer.file("two", b"#!/one" + b" /one" * 40 + b"\n")
     found = ranges(tmp_path, layer.close(), Cmd=["/one"])
     assert sorted(set(paths(found))) == ["one", "two"]
 
