@@ -717,7 +717,7 @@ def parse_definition(text: str, *, where: str) -> VolumeDefinition:
         for key, value in keys.items():
             setting = SETTINGS.get(key)
             if key == "realtime":
-                continue  # written by version 0.1
+                continue  # written by version 0.2
             if setting is None:
                 raise UsageError(
                     f"key {key!r} is unknown", hint=f"there are: {', '.join(SETTINGS)}"

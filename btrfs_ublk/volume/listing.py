@@ -215,8 +215,8 @@ class _Web:
     def asked(
         self, url: str, headers: Mapping[str, str] | None = None, *, follow: bool = True
     ) -> Iterator[Answer]:
-        """Get a URL, and yield the answer, whatever that is. A redirection is followed
-        unless it is asked for."""
+        """Get a URL, and yield the answer, whatever its status. Without ``follow``, so
+        is a redirection."""
         given = {"Accept-Encoding": "identity", **(headers or {})}
         try:
             for _ in range(_MAX_REDIRECTIONS):

@@ -371,8 +371,7 @@ class VolumeDirectory:
         lock = lock_file(self.lock, timeout_s=timeout_s)
         if lock is None:
             raise BtrfsUblkError(
-                f"another command works on volume {self.name!r} for "
-                f"{timeout_s:g} s",
+                f"another command works on volume {self.name!r} for {timeout_s:g} s",
                 hint=f"see which: fuser {self.lock}",
             )
         records = (self._definition, self._made, self._session, self._files)
@@ -573,7 +572,7 @@ def discard(volume: VolumeDirectory) -> None:
     """
     for device, image in loops_below(volume.path):
         raise LeftoverError(
-            f"volume {volume.name!r} is not removed: {device} stands on {image}",
+            f"volume {volume.name!r} is not removed: {device} is on {image}",
             hint=f"first: btrfs-ublk volume down {volume.name}",
         )
     # The rename frees the name at once, even if the removal is interrupted.

@@ -30,8 +30,9 @@ static const uint64_t fetch_capabilities = BIT(CAP_IPC_LOCK) | BIT(CAP_DAC_READ_
 static const uint64_t spawn_capabilities = BIT(CAP_IPC_LOCK) | BIT(CAP_SYS_RESOURCE) |
 					   BIT(CAP_SETUID) | BIT(CAP_SETGID) | BIT(CAP_KILL);
 /*
- * For commands to ublk, and mounts; for PR_SET_IO_FLUSHER, which each thread sets for itself; for maps and caches in directories of other users. CAP_SYS_PTRACE: secret.c asks whether
- * this process has it.
+ * For commands to ublk, and mounts; for PR_SET_IO_FLUSHER, which each thread sets for itself; for
+ * maps and caches in directories of other users. CAP_SYS_PTRACE: secret.c asks whether this process
+ * has it.
  */
 static const uint64_t main_capabilities = BIT(CAP_IPC_LOCK) | BIT(CAP_DAC_READ_SEARCH) |
 					  BIT(CAP_DAC_OVERRIDE) | BIT(CAP_SYS_ADMIN) |

@@ -7,7 +7,7 @@
 enum layout_strategy {
 	STRATEGY_OTHER,
 	STRATEGY_MEGA_EXTENT, /* seed.h */
-	STRATEGY_FALLOCATE,   /* mkfs.btrfs, posix_fallocate and then flip.h */
+	STRATEGY_FALLOCATE,   /* mkfs.btrfs, posix_fallocate and then tools/seed.c */
 };
 
 /* The file of virtual data: the largest one without checksums. */

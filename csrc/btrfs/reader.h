@@ -55,7 +55,8 @@ struct reader {
 };
 
 /*
- * Verifies the first superblock, and reads the chunk tree. `fd` must stay open. On failure, reader_close() is not needed.
+ * Verifies the first superblock, and reads the chunk tree. `fd` must stay open. On failure,
+ * reader_close() is not needed.
  */
 int reader_open(struct reader *reader, int fd);
 void reader_close(struct reader *reader);

@@ -181,7 +181,8 @@ struct mirror_ops {
 	/*
 	 * Writes to `text`, cut to `bytes`, what failures are counted against: a host and port, or,
 	 * for a local file, its file system (its directory, as long as that is unknown). NB: not the
-	 * file itself, since there may be a hundred thousand. NULL: the kind does not fail like others, and has no circuit breaker.
+	 * file itself, since there may be a hundred thousand. NULL: the kind does not fail like
+	 * others, and has no circuit breaker.
 	 */
 	const char *(*host)(const struct mirror *mirror, char *text, size_t bytes);
 

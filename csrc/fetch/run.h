@@ -81,7 +81,7 @@ struct run {
 	 */
 	unsigned progress;
 	uint64_t began_ns;     /* when the request went out */
-	uint64_t given_before; /* what its host had given by then, in bytes */
+	uint64_t given_before; /* what its host had given when it began, in bytes */
 
 	/*
 	 * The outcome. `result` is 0, and all bytes were taken; or it is a negative errno, with the

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Prints a tree as lines of fields, for programs that compare trees. Equal trees make equal lines,
- * wherever holes and extents are. A line has, with tabs between them: the path, "-" at the top; the type, as `ls`
- * has it; permissions; owner and group; time; bytes; the device's numbers; where a symbolic link
- * leads; the path of the same file that came before; digests of attributes and content. "-" stands
- * for what an entry has not, and %XX for bytes that are no printable ASCII in paths and targets.
+ * wherever holes and extents are. A line has, with tabs between them: the path, "-" at the top; the
+ * type, as `ls` has it; permissions; owner and group; time; bytes; the device's numbers; where a
+ * symbolic link leads; the path of the same file that came before; digests of attributes and
+ * content. "-" is a field that an entry lacks, and %XX a byte that is no printable ASCII in paths
+ * and targets.
  */
 #pragma once
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Units whose readers missed their deadline. For one read of a file, the kernel may ask for the same block up
- * to four times, each time within milliseconds of the error before: to read ahead, for the page itself
- * (filemap_read()), and both again for a page fault. A reader waits for one deadline, not for four:
- * for a moment, such a unit fails at once.
+ * Units whose readers missed their deadline. For one read of a file, the kernel may ask for the same
+ * block up to four times, each time within milliseconds of the error before: to read ahead, for the
+ * page itself (filemap_read()), and both again for a page fault. A reader waits for one deadline,
+ * not for four: for a moment, such a unit fails at once.
  */
 #include "content/cache.h"
 #include "lazy/core.h"

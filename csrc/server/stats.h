@@ -18,7 +18,8 @@
  * requests that failed before they were any segment's, as they were out of range, too long, not of
  * whole blocks, or writes to a read-only device. They are in no other number.
  *
- * A kind lacks the LATENCY of operations that it never had; "writes" include discards and zeroes. worker_stats.h says what is timed. A LATENCY is
+ * A kind lacks the LATENCY of operations that it never had; "writes" include discards and zeroes.
+ * worker_stats.h says what is timed. A LATENCY is
  *
  *   {"count": n, "sum_ns": n, "max_ns": n, "p50_ns": n, "p90_ns": n, "p99_ns": n, "p99_9_ns": n,
  *    "buckets": [[upper_ns, count], ...]}

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * core-shell SEED TURNS RUN_UNITS WHOLE [CACHE]: the core of the fetcher without its thread. A kind of mirror of
- * this program lets runs of at most RUN_UNITS end in any order, also while they begin; of WHOLE in 100 runs,
- * all of the object comes. First, a reader leaves, the
- * this program lets runs of at most RUN_UNITS end in any order, also while they begin. There are
- * random subscriptions, ends of them, completions, failures, steps, and visits of readers' threads. Prints what was delivered, failed and ended, how many units
- * the longest run had, and how often one went on after it had waited for memory. Fails when data are wrong, or something is left at the end. With a cache, what is right is also put there.
+ * core-shell SEED TURNS RUN_UNITS WHOLE [CACHE]: the core of the fetcher without its thread. A kind
+ * of mirror of this program lets runs of at most RUN_UNITS end in any order, also while they begin;
+ * of WHOLE in 100 runs, all of the object comes. There are random subscriptions, ends of them,
+ * completions, failures, steps, and visits of readers' threads. Prints what was delivered, failed
+ * and ended, how many units the longest run had, and how often one went on after it had waited for
+ * memory. Fails when data are wrong, or something is left at the end. With a cache, what is right is
+ * also put there.
  */
 #include <errno.h>
 #include <limits.h>

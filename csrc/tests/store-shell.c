@@ -3,9 +3,11 @@
  * store-shell FILE: opens a map, prints whether that worked, and takes commands as JSON, one per
  * line. Each is answered by a line of JSON:
  *
- *   {"add": [[OFFSET or null, LENGTH, SOURCE, SOURCE_OFFSET], ...], "sources": [...], "room": [START, END, ALIGNMENT]}
+ *   {"add": [[OFFSET or null, LENGTH, SOURCE, SOURCE_OFFSET], ...], "sources": [...],
+ *    "room": [START, END, ALIGNMENT]}
  *   {"list": true} | {"source": ID} | {"check": true} | {"check_digests": ID} | {"pins": ID}
- *   {"digest": [SOURCE, UNIT]} | {"pin": [SOURCE, UNIT, HEX], "threads": N} | {"identity": [SOURCE, MIRROR, TEXT]}
+ *   {"digest": [SOURCE, UNIT]} | {"pin": [SOURCE, UNIT, HEX], "threads": N}
+ *   {"identity": [SOURCE, MIRROR, TEXT]}
  *   {"random": [COUNT, SOURCE]}   adds COUNT mappings in one go
  *   {"checkpoint": true}          as happens by itself when the log is long
  *   {"reopen": FILE}              closes this map and opens another one

@@ -5,6 +5,9 @@
 #include "image/data.h"
 #include "tools/mkimage-description.h"
 
-/* Writes a selection (content/selection.h) to an empty file. Returns 0 or a negative errno, with an error. */
+/*
+ * Writes a selection (content/selection.h) to an empty file. Returns 0 or a negative errno, with an
+ * error.
+ */
 int selection_write(int fd, const struct layer *layer, uint32_t unit_bytes, struct data *data,
 		    struct error *error);

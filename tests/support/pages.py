@@ -120,7 +120,6 @@ def comparison(
         "queues": None,
         "depth": None,
         "seed": 1,
-        "realtime": False,
         "hog": None,
         "comparisons": [told],
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Which key of a configuration file counts for an image: credentials.py has the same rules. */
+/* Which key of a configuration file counts for an image: logins.py has the same rules. */
 #pragma once
 
 #include <jansson.h>

@@ -7,7 +7,8 @@
  * Each is a file in BTRFS_UBLK_RUN_DIR/tokens (usually /run/btrfs-ublk/tokens, 0700), named by a
  * hash of what it is for: {"token": TEXT, "until_ns": N, "asking_ns": N, "failed_ns": N, "why":
  * TEXT, "refused": BOOL}, with times of CLOCK_MONOTONIC until when it is good, somebody asks, and
- * nobody may ask again, as the token server has failed, or refused the credentials. flock(2) guards it. Without that directory, each process has its own.
+ * nobody may ask again, as the token server has failed, or refused the credentials. flock(2) guards
+ * it. Without that directory, each process has its own.
  */
 #pragma once
 

@@ -31,7 +31,8 @@ struct read_ahead {
 
 /*
  * To be called when [offset, offset + length) of the mapping's source is being read; where that is
- * `cached`, only when it ends the unit in which it begins. Any thread may call this. It never waits: nothing happens when another thread is using `state`.
+ * `cached`, only when it ends the unit in which it begins. Any thread may call this. It never waits:
+ * nothing happens when another thread is using `state`.
  */
 void read_ahead(struct read_ahead *state, struct fetcher *fetcher, const struct mapping *mapping,
 		uint64_t offset, uint32_t length, bool cached);

@@ -98,6 +98,11 @@ def test_an_empty_one_is_the_default_and_no_deadline_is_0() -> None:
     assert parse(endless.to_toml()) == endless
 
 
+def test_a_key_of_an_earlier_version_changes_nothing() -> None:
+    found = parse("realtime = true\nqueues = 3\n")
+    assert found == VolumeDefinition(queues=3) and "realtime" not in found.to_toml()
+
+
 @pytest.mark.parametrize("url", _SOURCES)
 def test_sources(url: str) -> None:
     source = source_of(url)
