@@ -43,7 +43,8 @@ from btrfs_ublk.image.reference import (
     check_tag,
 )
 from btrfs_ublk.image.source import OpenedSource, open_source
-from btrfs_ublk.image.start.programs import Range, command_ranges
+from btrfs_ublk.image.start.bounded import bounded_ranges
+from btrfs_ublk.image.start.programs import Range
 
 #: A bound for what would otherwise wait for ever.
 _TIMEOUT_S = 86400.0
@@ -156,7 +157,7 @@ def build_image(
 
 def _derived(opened: OpenedSource, work: Path) -> list[Range]:
     layers = [layer.path for layer in opened.layers if layer.kind == "tar"]
-    return command_ranges(layers, opened.config, work)
+    return bounded_ranges(layers, opened.config, work)
 
 
 def make_image(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.programs import SHELL, LayerTar, add_shell, linked
 
+from btrfs_ublk.image.start.bounded import bounded_ranges
 from btrfs_ublk.image.start.elf import read_elf
 from btrfs_ublk.image.start.programs import Range, command_ranges
 from btrfs_ublk.units import MIB
@@ -141,7 +142,7 @@ def test_compiled_modules_come_instead_of_their_sources(
     layer.file(f"{home}/__pycache__/one.cpython-39.pyc", b"compiled")
     layer.file(f"{home}/two/__init__.py", b"from . import four\n")
     layer.file(f"{home}/two/three.py", b"import no_such_module\nimport two.three\n")
-    layer.file(f"{home}/two/four.py", b"this is no Python")
+    layer.file(f"{home}/two/four.py", b"-" * 100_000 + b"this is no Python")
     layer.file(f"{home}/five.py", b"pass")
     layer.file(f"{home}/lib-dynload/six.cpython-39-x86_64-linux-gnu.so", b"none")
     layer.file("app/main.py", b"'\\d'\nimport six, beside, deep\n")
@@ -230,3 +231,19 @@ def test_layers_and_programs_that_are_cut_off_cost_nothing_else(
     path = layer.close()
     path.write_bytes(path.read_bytes()[:100_000])
     assert ranges(tmp_path, path, Cmd=["sh"]) == []
+
+
+def test_layers_that_cost_too_much_have_nothing_come_first(
+    tmp_path: Path, layer: LayerTar, caplog: pytest.LogCaptureFixture
+) -> None:
+    layer.file("script", b"echo")
+    config = {"config": {"Cmd": ["script"], "Env": ["PATH=/"]}}
+    path = layer.close()
+    assert bounded_ranges([path], config, tmp_path, timeout_s=0.001) == []
+    assert "did not end within 0.001 s" in caplog.text
+    long = LayerTar(tmp_path / "long.tar.gz")
+    for number in range(10):  # a directory for each part of a name
+        long.file(f"{number}" + "/a" * 30_000)
+    assert bounded_ranges([long.close()], config, tmp_path) == []
+    assert "MemoryError" in caplog.text
+    assert bounded_ranges([path], config, tmp_path) == [Range("script", 0, 4)]
