@@ -2,7 +2,7 @@
 
     kind==active,labels."containerd.io/gc.root"~=check.*
 
-A filter is a list of selectors, all of which have to match; of several filters, one.
+A filter is a list of selectors, which all have to match; of several filters, one.
 """
 
 from __future__ import annotations

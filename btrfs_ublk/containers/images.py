@@ -434,8 +434,8 @@ class Images:
         )
 
     def mount_of(self, digest: str) -> Path:
-        """Return where an image is mounted, on which snapshots stand; it is brought up
-        if it is not. Needs no network. Raises BtrfsUblkError."""
+        """Return where an image is mounted for its snapshots; it is brought up if it is
+        not. Needs no network. Raises BtrfsUblkError."""
         mount = self._mount(digest)
         if digest in self._up and os.path.ismount(mount):
             return mount

@@ -59,7 +59,7 @@ class BuildOptions:
     checksum: str | None = None
     threads: int | None = None
     unit_bytes: int = DEFAULT_UNIT_BYTES
-    #: What is to come first in the data object: (path, offset, length), of files. None:
+    #: What comes first in the data object: (path, offset, length), of files. None:
     #: what the image's command reads before it does its own work, as far as that can
     #: be told from its layers.
     first: Sequence[tuple[str, int, int]] | None = None
@@ -200,8 +200,8 @@ def make_image(
 
 
 def source_date_epoch() -> int | None:
-    """Return the time that what is made is to have, if the user gives one. Raises
-    UsageError."""
+    """Return the time for all that is made, if the user gives one. Raises UsageError.
+    """
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     if epoch is None:
         return None

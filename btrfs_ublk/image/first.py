@@ -1,5 +1,5 @@
-"""What is to come first in an image's data: the content that was read when another
-build of the image was started, as a trace has it."""
+"""What comes first in an image's data: the content that was read when another build of
+the image was started, as a trace has it."""
 
 from __future__ import annotations
 

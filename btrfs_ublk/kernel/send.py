@@ -1,5 +1,5 @@
-"""What differs between two read-only subvolumes, one of which was made of the other, by
-btrfs' send (linux/btrfs.h, fs/btrfs/send.h).
+"""What differs between two read-only subvolumes, one a snapshot of the other, by btrfs'
+send (linux/btrfs.h, fs/btrfs/send.h).
 
 The kernel compares their trees of metadata, and skips what they share.
 """

@@ -571,8 +571,8 @@ def supervise(
 def _replace_program(
     directory: DeviceDirectory, lock: Lock, supervisor: Supervisor
 ) -> None:
-    """Execute the interpreter and package that the device is to have now. The process
-    stays the same, for systemd and for the lock. Returns when it is not possible."""
+    """Execute the interpreter and package that the device was given. The process stays
+    the same, for systemd and for the lock. Returns when it is not possible."""
     inherited = supervisor.keep_open_fds
     # The keeper takes us for dead when its pipe is closed.
     kept = [lock.fileno(), *inherited, *supervisor.keeper_fds]

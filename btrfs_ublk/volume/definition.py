@@ -614,7 +614,7 @@ class VolumeDefinition:
     def with_files(self, more: Sequence[VolumeFile]) -> VolumeDefinition:
         """Return the definition with further files, without duplicates.
 
-        Raises UsageError when a path is to come from two sources.
+        Raises UsageError when a path has two sources.
         """
         return replace(self, files=(*self.files, *more)) if more else self
 
@@ -691,7 +691,7 @@ def _merged(entries: Sequence[VolumeFile]) -> list[VolumeFile]:
             type(entry) is type(other) and entry.is_same_as(other)
         ):
             raise UsageError(
-                f"file {entry.path!r} is to come from two places: {other.origin} and "
+                f"file {entry.path!r} has two sources: {other.origin} and "
                 f"{entry.origin}"
             )
     for path in found:

@@ -89,7 +89,7 @@ struct codec_part {
 };
 
 /*
- * Decodes what codec_index_plan() has asked for, of which `coded` has range->length bytes: `parts`,
+ * Decodes what codec_index_plan() has asked for, the range->length bytes of `coded`, into `parts`,
  * one behind the other. Returns 0; -EBADMSG when something else comes out than the index says; or
  * -ENOMEM.
  */

@@ -84,9 +84,9 @@ int selection_check(const struct selection *selection, const struct codec_index 
 void selection_plan(const struct selection *selection, const struct codec_index *index,
 		    uint64_t offset, uint32_t length, struct coded_range *range);
 /*
- * Makes the parts of a unit for codec_decode(): as many as the unit has pieces, of which `pieces` has
- * `bytes`. The unit belongs at `data`, and in the decoded object it begins `gap` bytes behind what
- * the parts before it need. Returns 0 or -EUCLEAN.
+ * Makes the parts of a unit for codec_decode(): as many as the unit has `pieces`, which take `bytes`.
+ * The unit belongs at `data`, and in the decoded object it begins `gap` bytes behind what the parts
+ * before it need. Returns 0 or -EUCLEAN.
  */
 int selection_parts(const struct selection *selection, uint64_t unit, const void *pieces,
 		    size_t bytes, uint32_t gap, uint8_t *data, struct codec_part *parts);

@@ -40,7 +40,7 @@ struct directory {
 struct shared {
 	uint64_t inode;
 	char *path;
-	uint32_t left; /* how many names are to come */
+	uint32_t left; /* how many names have not come yet */
 };
 
 struct reading {

@@ -204,8 +204,8 @@ static int enter(struct tree_maker *maker, const struct tree_entry *entry, const
 }
 
 /*
- * Gives the present directory what it is to have, and goes to the one above: by its "..", so that
- * few descriptors are needed however deep a tree is. Nobody else can have moved it.
+ * Sets owner, mode, times and attributes of the present directory, and goes to the one above: by its
+ * "..", so that few descriptors are needed however deep a tree is. Nobody else can have moved it.
  */
 static int leave(struct tree_maker *maker)
 {

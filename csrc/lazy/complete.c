@@ -204,7 +204,7 @@ static void pause_after(struct complete *complete, enum complete_state state, co
 	look_later(complete, seconds);
 }
 
-/* Waits longer each time that nothing was to be had since the last time. */
+/* Waits longer each time that nothing came since the last time. */
 static void retry(struct complete *complete, const char *why)
 {
 	if (complete->got || !complete->pause_s)

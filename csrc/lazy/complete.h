@@ -46,7 +46,7 @@ struct complete {
 	uint64_t next;		   /* virtual data: where to look from */
 	bool is_full;		   /* none of it has room in the cache */
 	struct source *last;	   /* of the plan */
-	struct source *skipped;	   /* nothing was to be had of it */
+	struct source *skipped;	   /* none of it could be fetched */
 	uint64_t lacking;	   /* what this pass over the map has not got */
 	uint64_t mappings;	   /* of the map, when the pass began */
 	uint64_t got;		   /* units since the last pause */

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# A Debian of arm64, of which scripts/vm --arch arm64 makes a guest, and programs for it.
+# A Debian of arm64, which scripts/vm --arch arm64 runs as a guest, and programs for it.
 # Needs say.sh, packages.sh, and PROJECT.
 
 # make_arm64_root ROOT: what is there stays, unless it was made of other packages.

@@ -134,8 +134,8 @@ class _Derived:
         return True
 
     def _take_command(self, words: list[str], depth: int) -> None:
-        """Take the program, and each word that names a file: what an entrypoint is to
-        run, a script, a configuration."""
+        """Take the program, and each word that names a file: a program that an
+        entrypoint runs, a script, a configuration."""
         if depth > _MAX_DEPTH:
             return
         for number, word in enumerate(words[:_MAX_WORDS]):

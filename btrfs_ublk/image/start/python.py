@@ -179,7 +179,7 @@ def _imported(statements: list[ast.stmt], package: str) -> Iterator[str]:
             case ast.If() | ast.For() | ast.While():
                 yield from _imported([*one.body, *one.orelse], package)
             case ast.Try():
-                # NB: a handler imports what stands in for a module that is not there.
+                # NB: a handler imports a substitute for a module that is not there.
                 yield from _imported([*one.body, *one.orelse, *one.finalbody], package)
             case ast.With() | ast.ClassDef():
                 yield from _imported(one.body, package)

@@ -28,7 +28,7 @@ struct gzip_state {
 	bool is_raw;	 /* within a member that it has not seen the header of */
 	bool is_between; /* a member has ended, and nothing of the next was seen */
 	uint8_t trailer; /* bytes of it to be skipped */
-	uint8_t bit;	 /* of the first byte, while that is to come; 0: none */
+	uint8_t bit;	 /* of the first byte, until that has come; 0: none */
 };
 
 static int gzip_begin(void *state, uint8_t bit, const uint8_t *window, uint32_t window_bytes)

@@ -43,7 +43,7 @@ static int too_many(struct error *error, int err)
 			       error_set(error, err, "no memory for an index");
 }
 
-/* The next frame has `coded` bytes, of which `bytes` come out. */
+/* The next frame has `coded` bytes, and decodes to `bytes`. */
 static int add_frame(struct codec_scan *scan, uint64_t *at, uint64_t coded, uint64_t bytes,
 		     struct error *error)
 {

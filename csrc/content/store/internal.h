@@ -210,7 +210,7 @@ static inline bool digest_parse(const char *text, uint8_t digest[static SOURCE_D
 /* description.c: a source of a request, which the map may have already. */
 struct new_source {
 	struct source *source; /* parsed; its id is 0 while it is not in the map */
-	struct source *known;  /* the identical one in the map, or that is to come there, or NULL */
+	struct source *known;  /* the identical one of the map, or of this request, or NULL */
 	uint64_t id;	       /* of that one */
 	bool is_used;
 	json_t *text;		     /* canonical: mirrors, size, unit, root */

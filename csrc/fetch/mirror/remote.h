@@ -167,7 +167,7 @@ void login_put(struct remote *remote, struct login *login);
  * and makes it current for a short time. Returns NULL when there is none, or it was refused.
  */
 struct login *login_keep(struct remote *remote);
-/* The same, where one that is still good was to be renewed: that is tried again a little later. */
+/* The same, where the renewal of a good one has failed: it is tried again a little later. */
 void login_put_off(struct remote *remote);
 /* To be called when it was refused: the next request makes another one. */
 void login_drop(struct remote *remote, const struct login *login);

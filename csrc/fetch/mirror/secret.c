@@ -39,8 +39,8 @@ static int check_file(int fd, const char *path, bool owner_only, struct stat *st
 		return 0;
 	if (status->st_uid != 0 && status->st_uid != geteuid())
 		return error_set(error, -EACCES,
-				 "'%s' belongs to user %u: whoever owns it can read and change it",
-				 path, status->st_uid);
+				 "'%s' belongs to user %u, who can read and change it", path,
+				 status->st_uid);
 	if (status->st_mode & (S_IRWXG | S_IRWXO)) {
 		error_set_hint(error, "chmod 600 '%s'", path);
 		return error_set(error, -EACCES, "'%s' is open to others (mode %03o)", path,

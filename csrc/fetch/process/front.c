@@ -492,8 +492,7 @@ static bool take_hello(struct front *front, const uint8_t *body, size_t bytes)
 	}
 	if (*text && hello.lacks != front->lacked)
 		event_log(&(struct event){ .name = "fetch_process_unconfined" },
-			  "this machine does not give it all that it is to have; it lacks: %s",
-			  text);
+			  "this machine does not confine it in all ways; it lacks: %s", text);
 	front->lacked = hello.lacks;
 	return true;
 }

@@ -76,7 +76,7 @@ struct frontend_ops {
 	int (*open)(struct frontend *frontend);
 	/*
 	 * Makes the device or file, or takes it over; it answers reads when this returns. On
-	 * failure, removes what was made, and leaves what was to be taken over for another try.
+	 * failure, removes what was made, and leaves what it could not take over for another try.
 	 */
 	int (*start)(struct frontend *frontend);
 	/* Adds keys to the ready event: "device" or "file", ... */

@@ -38,7 +38,7 @@ static int prepare_fetch(struct refetch *refetch, uint16_t queue, uint16_t tag)
 
 /*
  * NB: offer all tags of a queue in one system call, which signals do not divide: the driver cannot
- * take back a queue of which only some tags were fetched.
+ * take back a queue when only some of its tags were fetched.
  */
 static int fetch_queue(struct refetch *refetch, uint16_t queue)
 {

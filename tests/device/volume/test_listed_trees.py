@@ -79,7 +79,7 @@ def test_a_tree_is_made_once(place: Place, server: ScriptedServer) -> None:
     assert place.command("up", NAME).returncode == 0
     assert not tree.exists() and len(server.requests) == asked
     other = place.command("up", NAME, "--add-tree", "some/tree=s3://b/")
-    assert other.returncode == 2 and "is to come from two places" in other.stderr
+    assert other.returncode == 2 and "has two sources" in other.stderr
     below = place.command("up", NAME, "--add-file", f"some/tree/x={server.url('x')}")
     assert below.returncode == 2 and "cannot be in 'some/tree', a tree" in below.stderr
 

@@ -133,7 +133,7 @@ def test_sources(url: str) -> None:
         ("[[file]]\npath = 'x'\nurl = 'ftp://h/x'", "no source"),
         (
             "[[file]]\npath = 'x'\nurl = '/x'\n[[file]]\npath = './x'\nurl = '/y'",
-            "two places: /x and /y",
+            "two sources: /x and /y",
         ),
         (
             "[[file]]\npath = 'x/y/z'\nurl = '/x'\n[[file]]\npath = 'x'\nurl = '/y'",
