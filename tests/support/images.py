@@ -309,7 +309,7 @@ def three_layers(top: Path) -> list[dict[str, Any]]:
 
 
 HEADER_BYTES, ITEM_BYTES = 101, 25
-CHUNK_TREE, ROOT_TREE, CSUM_TREE = 3, 1, 7
+CHUNK_TREE, ROOT_TREE, CSUM_TREE, FREE_SPACE_TREE = 3, 1, 7, 10
 Key = tuple[int, int, int]
 
 

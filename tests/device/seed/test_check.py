@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from support.devices import any_command
+from support.images import FREE_SPACE_TREE, Editor
 from support.needs import Need
-from support.seeds import GIB, MIB, mkseed
+from support.seeds import GIB, mkseed
 
 from btrfs_ublk.base.capabilities import BTRFS_PROGS, MKFS_BTRFS
 from btrfs_ublk.base.process import run
@@ -41,9 +42,9 @@ def test_what_is_no_seed_or_damaged_is_told(sparse_path: Path, need: Need) -> No
     done = any_command("seed", "check", stock)
     assert done.returncode == 1 and "SEEDING is not set" in done.stdout
     mkseed("--virtual-data-size=1G", damaged)
-    with damaged.open("r+b") as file:
-        # Of the free space tree, which only `btrfs check` reads.
-        file.seek(5 * MIB)
-        file.write(bytes(64 << 10))
-    done = any_command("seed", "check", damaged)
-    assert done.returncode == 1
+    with Editor(damaged) as editor:  # what only `btrfs check` reads
+        editor.write(editor.roots[FREE_SPACE_TREE], bytes(editor.node_bytes))
+    done = any_command("seed", "check", "--json", damaged)
+    report = json.loads(done.stdout)
+    assert done.returncode == 1 and report["seeding"] and not report["clean"]
+    assert report["btrfs_check"]["clean"] is False
