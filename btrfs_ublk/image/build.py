@@ -200,8 +200,7 @@ def make_image(
 
 
 def source_date_epoch() -> int | None:
-    """Return the time for all that is made, if the user gives one. Raises UsageError.
-    """
+    """Return the time of all that is made, if the user gives one. Raises UsageError."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     if epoch is None:
         return None
