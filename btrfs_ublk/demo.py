@@ -90,7 +90,7 @@ class Steps:
     default=DEFAULT_FILENAME,
     show_default=True,
     metavar="NAME",
-    help="Name of the file that stands for it.",
+    help="Name of the file that shows it.",
 )
 @click.option(
     "--rw-fs-size",

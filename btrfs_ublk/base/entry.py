@@ -140,7 +140,7 @@ def run_command(command: click.Command, *, name: str) -> NoReturn:
     """Run a command and exit: 0 for success, 1 for failure, 2 for usage errors, 3 where
     this machine lacks what the command needs, 128 + N after signal N.
 
-    ``name`` stands before the messages on stderr.
+    Messages on stderr begin with ``name``.
     """
     _open_standard_streams()
     try:

@@ -93,8 +93,8 @@ def _amd64_variant() -> str:
 
 
 def wanted_platforms(text: str | None) -> list[Platform]:
-    """Return what OS/ARCHITECTURE[/VARIANT] can run, best first; None stands for this
-    machine. Raises UsageError."""
+    """Return what OS/ARCHITECTURE[/VARIANT], or this machine (None), can run, best
+    first. Raises UsageError."""
     if text is None:
         one = machine_platform()
     else:

@@ -160,7 +160,7 @@ def attach(
 
 def grow(path: Path, tag: str | None, file: Path) -> None:
     """Give the device the size of its file, ``file``, if that has become larger. It may
-    be mounted meanwhile. Without a tag, the device must stand on that very file. Raises
+    be mounted meanwhile. Without a tag, the device must be on that very file. Raises
     BtrfsUblkError."""
     size_bytes = file.stat().st_size
     if blockdev.size_bytes(path) >= size_bytes:

@@ -43,7 +43,7 @@ def parse_mountinfo(text: str) -> list[MountInfo]:
     mounts = []
     for line in text.splitlines():
         fields = line.split(" ")
-        # Optional fields stand between the sixth and a lone hyphen.
+        # Optional fields are between the sixth and a lone hyphen.
         hyphen = fields.index("-", 6)
         fs_type, source, options = fields[hyphen + 1 :][:3]
         mounts.append(

@@ -130,7 +130,7 @@ def _grow_mounted(
             loop.grow(device, None, image)
             grow_filesystem(points[0], device, writable_bytes)
             return
-    raise BtrfsUblkError(f"no loop device stands on {volume.sprout_image}")
+    raise BtrfsUblkError(f"no loop device is on {volume.sprout_image}")
 
 
 #: How often the size of what was copied is looked at.

@@ -127,7 +127,7 @@ int emit_extent_tree(struct image *image, struct tree_builder *tree, void *conte
 	return ret;
 }
 
-/* Adds up the used bytes of `chunk`. `walk` has to stand at the chunk's first extent. */
+/* Adds up the used bytes of `chunk`. `walk` has to be at the chunk's first extent. */
 static uint64_t chunk_used_bytes(struct extent_walk *walk, const struct chunk *chunk)
 {
 	struct extent_walk ahead = *walk;

@@ -16,7 +16,7 @@ const char *block_name(const struct block_expect *expect, char text[static BLOCK
  * (check_leaf and check_node in the kernel's tree-checker.c ask for the same).
  *
  * NB: walks are finite only because of the bounds on keys: as all keys of a tree rise, no block
- * can stand in it twice.
+ * can be in it twice.
  */
 int block_verify(struct reader *reader, const struct block_expect *expect, const void *block);
 

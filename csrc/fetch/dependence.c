@@ -212,7 +212,6 @@ int dependence_check(int fd, const char *path, struct error *error)
 		return 0;
 	error_set_hint(error, "put it on another file system");
 	return error_set(error, -EDEADLK,
-			 "'%.200s' is on a file system that stands on the device which is "
-			 "served from it",
+			 "'%.200s' is on a file system of the device which is served from it",
 			 path);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Detects sources that stand on the device that we serve. Such a file could only be read by waiting
+ * Detects sources that are on the device that we serve. Such a file could only be read by waiting
  * for ourselves. Any thread that sees the host's files may call this.
  */
 #pragma once

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Questions to a mirror that are not about its bytes: how large the object is and which identity it
- * has, or what a name such as a tag stands for. They are asked before anything is mapped.
+ * has, or what a name such as a tag names now. They are asked before anything is mapped.
  */
 #pragma once
 

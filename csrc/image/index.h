@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A hash table of numbers: what they stand for, and whether two of those are equal, is the
- * caller's to know. Hashes are keyed at random, so that no input can make them collide.
+ * A hash table of numbers: the caller knows what has these numbers, and whether two of those are
+ * equal. Hashes are keyed at random, so that no input can make them collide.
  */
 #pragma once
 

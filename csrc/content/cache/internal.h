@@ -143,7 +143,7 @@ void limits_refresh(struct cache *cache);
 /* The reserve that was set, or 0. */
 uint64_t limits_reserve(const struct cache *cache);
 /*
- * Sets the limits of all servers. 0 stands for no cap, or a reserve of a twentieth. The caller has
+ * Sets the limits of all servers. 0 means no cap, or a reserve of a twentieth. The caller has
  * locked the cache.
  */
 int limits_write(struct cache *cache, uint64_t max_bytes, uint64_t reserve_bytes,

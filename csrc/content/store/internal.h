@@ -154,7 +154,7 @@ int store_undo(struct store *store, struct error *error);
 /* Returns 0 or a negative errno. Without any, `sources` is INT64_MAX. The caller frees the runs. */
 int store_find_unfinished(sqlite3 *db, struct unfinished *found);
 
-/* table.c: a hash table of numbers, for what they stand for. */
+/* table.c: a hash table of numbers, by hashes of what has these numbers. */
 #define TABLE_FREE UINT64_MAX
 struct table {
 	struct table_slot *slots;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Has the process asked what objects are, and what names stand for. Its mirrors live no longer than
+ * Has the process asked what objects are, and what tags name. Its mirrors live no longer than
  * their inquiries, so the process gets each with its inquiry, and forgets it.
  */
 #include <errno.h>
