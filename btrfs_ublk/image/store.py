@@ -81,6 +81,10 @@ class StoredImage:
     def pack(self) -> Path:
         return self.directory / "pack"
 
+    @property
+    def manifest(self) -> Path:
+        return self.directory / "manifest.json"
+
 
 class ImageStore:
     """The store in ``base`` (None: what BTRFS_UBLK_IMAGES_DIR names, or the default).
@@ -182,8 +186,8 @@ class ImageStore:
         with ExitStack() as stack:
             if found is not None:
                 with suppress(FileNotFoundError):
-                    pack = stack.enter_context(open(found.pack, "rb"))
-                    flock(pack, LOCK_SH)
+                    file = stack.enter_context(open(found.manifest, "rb"))
+                    flock(file, LOCK_SH)
                 if not found.pack.exists():
                     found = None  # It was collected at that moment.
             yield found
@@ -251,9 +255,9 @@ class ImageStore:
             if dry_run:
                 return gone
             for image in list(gone):
-                with deferred(), open(image.pack, "rb") as pack:
+                with deferred(), open(image.manifest, "rb") as file:
                     try:
-                        flock(pack, LOCK_EX | LOCK_NB)
+                        flock(file, LOCK_EX | LOCK_NB)
                     except BlockingIOError:  # holding() has it
                         gone.remove(image)
                         continue

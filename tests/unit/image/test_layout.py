@@ -335,6 +335,8 @@ def test_gc_leaves_what_a_command_is_taking(tmp_path: Path) -> None:
     with store.holding(digest) as found:
         assert found is not None and store.collect(()) == []
         assert found.pack.is_file()
+    assert found is not None
+    found.pack.unlink()  # by hand, say
     assert [image.digest for image in store.collect(())] == [digest]
     with store.holding(digest) as found:
         assert found is None
