@@ -41,7 +41,7 @@ static struct pool_job *job_of(struct message *message)
 	return container_of(message, struct pool_job, ended.message);
 }
 
-/* The functions before work_on() need the lock. */
+/* The functions up to add_worker() need the lock, and so does next_job(). */
 
 static bool may_begin(const struct worker_pool *pool, const struct pool_job *job)
 {
