@@ -71,7 +71,7 @@ def test_what_starts_move(need: Need, sparse_path: Path) -> None:
     need(ROOT, BTRFS, LOOP, *made, REGISTRY, CURL, image_start.PIGZ, BUSYBOX)
     tree, tar = sparse_path / "tree", sparse_path / "tree.tar"
     (tree / "bin").mkdir(parents=True)
-    subprocess.run(["cp", f"/bin/{BUSYBOX.program}", tree / "bin/true"], check=True)
+    subprocess.run(["cp", f"/bin/{BUSYBOX.name}", tree / "bin/true"], check=True)
     with (tree / "large").open("wb") as file:
         for _ in range(8):
             file.write(Path("/dev/urandom").open("rb").read(LARGE_BYTES))
