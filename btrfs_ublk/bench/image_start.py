@@ -1,6 +1,6 @@
 """How soon a program of an image ends on a host that has never seen the image, beside
-what a user could have without it: fetching and unpacking the layer, and EROFS on our
-lazy device.
+what a user could have without it: fetching and unpacking the layers, by hand or by
+containerd, and EROFS on our lazy device.
 
 ``python -m btrfs_ublk.bench.image_start --help``
 """
@@ -24,7 +24,7 @@ import click
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, Probed, Program
 from btrfs_ublk.base.entry import PathType, run_command
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE, VOLUMES_VARIABLE
-from btrfs_ublk.base.process import Argument, run
+from btrfs_ublk.base.process import Argument, run, spawn
 from btrfs_ublk.bench.bed import CURL
 from btrfs_ublk.bench.link import link
 from btrfs_ublk.bench.report import Document, Result, Table
@@ -32,6 +32,7 @@ from btrfs_ublk.bench.stats import grouped
 from btrfs_ublk.bench.study import LOAD, TURNS, Column, Run, ratio, study, table
 from btrfs_ublk.content import Addition, Digests, digest_file
 from btrfs_ublk.device import supervised_device
+from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image import (
     BuildOptions,
     Layout,
@@ -44,9 +45,15 @@ from btrfs_ublk.image import (
     push_image,
     traced_ranges,
 )
-from btrfs_ublk.image.documents import blobs_of, describe_blob, to_bytes
+from btrfs_ublk.image.documents import (
+    blobs_of,
+    describe_blob,
+    descriptors,
+    parse_document,
+    to_bytes,
+)
 from btrfs_ublk.image.store import IMAGES_VARIABLE
-from btrfs_ublk.kernel.mount import mounted
+from btrfs_ublk.kernel.mount import mounted, unmount_now
 from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.server import BlockServer, Description, LazySegment, PatternSegment
 from btrfs_ublk.testing.registry import REGISTRY, loopback_registry
@@ -72,11 +79,21 @@ EROFS_DRIVER = Probed(
         else "this kernel has none"
     ),
 )
-UNTAR, EROFS = "pull and untar", "lazy EROFS, lz4hc"
+CONTAINERD = Program("containerd", package="containerd")
+UNTAR, PULLED = "pull and untar", "containerd, overlayfs"
+EROFS = "lazy EROFS, lz4hc"
+_CONTAINERD = """
+version = 2
+root = "{work}/root"
+state = "{work}/state"
+disabled_plugins = ["io.containerd.grpc.v1.cri"]
+[grpc]
+  address = "{socket}"
+"""
 #: Requests that follow each other before data can come: a connection, the tag, and what
 #: it names.
 _ROUND_TRIPS = 3
-_TIMEOUT_S = 300.0
+_TIMEOUT_S = 1200.0
 _START, _EVERYTHING = "to the end of the command", "until all is read"
 _REPOSITORY = "tree"
 _ACCESS = RegistryAccess(insecure=True)
@@ -94,8 +111,8 @@ class Place:
 
     root: Path
     registry: str
-    layer: str
-    erofs: tuple[Path, str, Digests]
+    layers: Sequence[str]
+    erofs: tuple[Path, str, Digests] | None
     words: Sequence[str]
     host: str = ""
     work: Path = Path()
@@ -149,21 +166,43 @@ def _by_command(tag: str, place: Place, stack: ExitStack) -> Path:
 
 
 def _untar(place: Place, stack: ExitStack) -> Path:
-    """What a user could do best: nothing waits for a disk, and all is done at once."""
-    where = f"http://{place.host}/v2/{_REPOSITORY}"
+    """What a user could do best: nothing waits for a disk, and all is done at once. Of
+    several layers, nothing is deleted that an upper one deletes."""
+    where, root = f"http://{place.host}/v2/{_REPOSITORY}", place.directory("root")
     accept = "Accept: application/vnd.oci.image.index.v1+json"
     argv = f"""set -e -o pipefail
     curl -sfH '{accept}' {where}/manifests/plain {where}/manifests/plain > /dev/null
-    curl -sf {where}/blobs/{place.layer} | pigz -dc |
-      (tar -xpC {place.directory("root")} && cat > /dev/null)
+    for layer in {" ".join(place.layers)}; do
+      curl -sf {where}/blobs/$layer | pigz -dc |
+        (tar -xpC {root} --exclude='.wh.*' && cat > /dev/null)
+    done
     """
     run(["bash", "-c", argv], timeout_s=_TIMEOUT_S)
-    return place.work / "root"
+    return root
+
+
+def _containerd(place: Place, stack: ExitStack) -> Path:
+    """containerd's pull, and its overlayfs, without a container."""
+    # NB: a socket's path has 107 bytes at most.
+    socket = stack.enter_context(tempdir()) / "socket"
+    settings, target = place.work / "containerd.toml", place.directory("merged")
+    settings.write_text(_CONTAINERD.format(work=place.work, socket=socket))
+    stack.enter_context(spawn([CONTAINERD.name, "--config", settings]))
+    ctr, image = f"ctr --address {socket}", f"{place.host}/{_REPOSITORY}:plain"
+    argv = f"""set -e
+    timeout 60 bash -c 'until {ctr} version; do sleep 0.05; done' > /dev/null 2>&1
+    {ctr} images pull --plain-http {image} > /dev/null
+    {ctr} images mount --rw {image} {target} > /dev/null
+    """
+    run(["bash", "-c", argv], timeout_s=_TIMEOUT_S)
+    stack.callback(unmount_now, target)
+    return target
 
 
 def _erofs(place: Place, stack: ExitStack) -> Path:
     """EROFS on our block server, as lazily and as verified as ours. The digests are
     there already."""
+    assert place.erofs is not None
     path, digest, digests = place.erofs
     digests.write(place.work / "digests")
     source = {
@@ -188,6 +227,7 @@ def _erofs(place: Place, stack: ExitStack) -> Path:
 
 SUBJECTS: dict[str, Start] = {
     UNTAR: _untar,
+    PULLED: _containerd,
     EROFS: _erofs,
     "image, API": partial(_by_api, "plain"),
     "image, command": partial(_by_command, "plain"),
@@ -200,6 +240,10 @@ SUBJECTS: dict[str, Start] = {
     "image, completed": partial(_by_api, "plain", complete=GIB),
     "traced image, completed": partial(_by_api, "traced", complete=GIB),
 }
+_OF_LAYOUTS = [
+    *(UNTAR, PULLED, "image, API", "image, command"),
+    *("traced image, API", "traced image, command"),
+]
 _DEFAULTS = (
     *(UNTAR, EROFS, "image, API", "image, command"),
     *("traced image, API", "traced image, command"),
@@ -294,7 +338,31 @@ def _placed(parent: Path, tree: Path, words: Sequence[str]) -> Iterator[Place]:
             one = describe_blob("application/octet-stream", digest, size)
             repository.upload(one, erofs)
         run(["rm", "-r", unpacked, layout, index], timeout_s=_TIMEOUT_S)
-        yield Place(root, registry, layer["digest"], image, words)
+        yield Place(root, registry, [layer["digest"]], image, words)
+
+
+@contextmanager
+def _given(
+    parent: Path, layout: Path, words: Sequence[str], kinds: Sequence[str]
+) -> Iterator[Place]:
+    """Fill a registry with the images of a layout that ``kinds`` of subjects need."""
+    tags = {"plain"}
+    tags |= {"traced" for each in kinds if each.startswith("traced")}
+    opened = Layout.opened(layout)
+    index = parse_document(opened.read(opened.find("plain")), str(layout))
+    ordinary, _ = descriptors(index, "manifests", str(layout))
+    manifest = parse_document(opened.read(ordinary), str(layout))
+    with ExitStack() as stack:
+        root = stack.enter_context(tempdir(parent=parent))
+        idle = Description(MIB, [PatternSegment(offset=0, length=MIB)])
+        stack.enter_context(supervised_device(idle, name=_IDLE))
+        registry = stack.enter_context(loopback_registry(root))
+        for tag in sorted(tags):
+            target = parse_reference(f"{registry}/{_REPOSITORY}:{tag}")
+            with open_repository(target, _ACCESS, writing=True) as repository:
+                push_image(opened, opened.find(tag), target, repository)
+        layers = descriptors(manifest, "layers", str(layout))
+        yield Place(root, registry, [each.digest for each in layers], None, words)
 
 
 def _give_command(layout: Layout, words: Sequence[str]) -> None:
@@ -344,9 +412,14 @@ def tables(document: Document) -> list[Table]:
     click.option(
         "--tree",
         type=PathType(exists=True, dir_okay=False),
-        required=True,
         help="A tar of a root file system: mmdebstrap --variant=minbase "
         "--include=python3 bookworm TAR.",
+    ),
+    click.option(
+        "--layout",
+        type=PathType(exists=True, file_okay=False),
+        help="Instead of a tar: what btrfs-ublk image build IMAGE --output LAYOUT "
+        "--tag plain has made, and for traced images once more with --tag traced.",
     ),
     click.option(
         "--run",
@@ -378,7 +451,8 @@ def tables(document: Document) -> list[Table]:
 )
 def command(
     run: Run,
-    tree: Path,
+    tree: Path | None,
+    layout: Path | None,
     words: str,
     links: Sequence[tuple[float, float]],
     everything: bool,
@@ -388,7 +462,19 @@ def command(
     that is drawn anew for each. A proxy delays and limits all that the registry, which
     is on loopback, answers, and notes when.
     """
-    with _placed(run.parent, tree, shlex.split(words)) as place:
+    argv, others = shlex.split(words), {*subjects} - {*_OF_LAYOUTS}
+    if layout is not None and others:
+        raise UsageError(
+            f"a layout has nothing for {', '.join(sorted(others))}",
+            hint=f"--subject is one of these: {', '.join(_OF_LAYOUTS)}",
+        )
+    if layout is not None:
+        placed = _given(run.parent, layout, argv, subjects)
+    elif tree is not None:
+        placed = _placed(run.parent, tree, argv)
+    else:
+        raise UsageError("there is no image to start", hint="give --tree or --layout")
+    with placed as place:
         plan = [(x, y) for x in links for y in subjects]
         for (round_trip_ms, mbit), subject in run.drawn(plan):
             far = f"{round_trip_ms:g} ms, {mbit:g} Mbit/s"

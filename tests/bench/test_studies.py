@@ -1,11 +1,13 @@
 """Studies that measure what this machine can do: all of their rows, once."""
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.images import tagged_image
 from support.needs import Need
 
 from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, Capability, Program
@@ -15,6 +17,7 @@ from btrfs_ublk.bench.bed import CURL, OPENSSL
 from btrfs_ublk.bench.image_start import EROFS, UNTAR
 from btrfs_ublk.bench.origin import NGINX
 from btrfs_ublk.bench.report import Document
+from btrfs_ublk.image import BuildOptions, build_image
 from btrfs_ublk.testing.registry import REGISTRY
 from btrfs_ublk.units import KIB
 
@@ -88,3 +91,26 @@ def test_what_starts_move(need: Need, sparse_path: Path) -> None:
         assert each["bytes"] < found[UNTAR]["bytes"] / 2 or "image" not in name
     (table,) = image_start.tables(document)
     assert len(table.rows) == 6
+
+
+@pytest.mark.timing  # as above
+def test_starts_of_an_image_of_many_layers(need: Need, sparse_path: Path) -> None:
+    need(ROOT, BTRFS, LOOP, image_start.EROFS_DRIVER, REGISTRY, CURL)
+    need(image_start.CONTAINERD, image_start.PIGZ, BUSYBOX)
+    program = Path(f"/bin/{BUSYBOX.name}").read_bytes()
+    large = [random.Random(each).randbytes(8 * LARGE_BYTES) for each in range(3)]
+    layers = [{f"large{each}": content} for each, content in enumerate(large)]
+    layers += [{".wh.large0": b""}, {"bin/busybox": program}]
+    layout = sparse_path / "layout"
+    name = tagged_image(sparse_path / "ordinary", *layers)
+    build_image(name, layout, BuildOptions(), tag="plain")
+    chosen = [UNTAR, image_start.PULLED, "image, API"]
+    words = [f"--layout={layout}", f"--directory={sparse_path}", "--repeats=1"]
+    words += ["--run=/bin/busybox test -s /large1", "--far", "2", "800"]
+    words += [f"--subject={each}" for each in chosen]
+    document = measured("image_start", *words)
+    found = {each["subject"]: each for each in document["results"]}
+    assert set(found) == set(chosen)
+    for each in (UNTAR, image_start.PULLED):
+        assert found[each]["bytes"] > 3 * 8 * LARGE_BYTES
+    assert found["image, API"]["bytes"] < 8 * LARGE_BYTES
