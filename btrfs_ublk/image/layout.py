@@ -104,6 +104,11 @@ class Layout:
 
     def _make(self) -> None:
         mark = self.path / MARK
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(
+                f"{self.path} is no directory",
+                hint="name an empty directory, or one that is not there",
+            )
         self._make_directory(self.path)
         if not mark.is_file():
             if any(self.path.iterdir()):

@@ -215,6 +215,8 @@ def test_a_layout_is_not_made_over_something_else(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UsageError, match="is not empty"):
         Layout.made(tmp_path)
+    with pytest.raises(UsageError, match="file is no directory"):
+        Layout.made(tmp_path / "file")
     with pytest.raises(UsageError, match="is no OCI image layout"):
         Layout.opened(tmp_path)
 
