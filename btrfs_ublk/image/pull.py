@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from btrfs_ublk.image.pack import PackHeader
 
 _NOT_SEALED_HINT = (
-    "make a sealed image of it: btrfs-ublk image build; or, in a registry, an index "
-    "of it: btrfs-ublk image index"
+    "make a sealed one: btrfs-ublk image convert IMAGE NEW, or image build and image "
+    "push; or an index of it: image index and image push"
 )
 #: An index may have other things for no platform, as attestations.
 _MAX_CANDIDATES = 16
