@@ -104,8 +104,8 @@ class Policy:
             f"{self.path} does not allow it" if is_there else f"there is no {self.path}"
         )
         hint = (
-            "the kernel parses it, so allow only whom you trust, by a table "
-            f'[[allow]] with from = "{reference.place}"'
+            "if you trust who writes there (the kernel parses the image), add a table "
+            f'[[allow]] with from = "{reference.place}" to that file'
         )
         if self.digests:
             hint += ", or name the image by its digest"
