@@ -163,7 +163,8 @@ def commit(
         raise UsageError(
             "one of --tag and --delta is needed"
             + ("" if target is None else ", not both"),
-            hint="an image, or a file of changes",
+            hint="--tag REGISTRY/REPOSITORY:TAG makes an image, --delta FILE a file of"
+            " what has changed",
         )
     if delta is not None:
         _refuse_given(
