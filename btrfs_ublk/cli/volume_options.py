@@ -150,5 +150,6 @@ def confirm(question: str) -> None:
             raise BtrfsUblkError("nothing was removed")
     except click.Abort as error:
         if isinstance(error.__context__, EOFError):
+            click.echo(err=True)  # ends the line of the question
             raise UsageError("nobody answers", hint="use --yes") from error
         raise
