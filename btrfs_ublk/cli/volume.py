@@ -87,8 +87,8 @@ def command() -> None:
         "url_files",
         multiple=True,
         metavar="PATH=FILE",
-        help="The same, but the URL is in a file, mode 600, that the server"
-        " reads: a signed one is a secret.",
+        help="Like --add-file, but the URL is in a file, mode 600, that the"
+        " server reads: a signed one is a secret.",
     ),
     with_source_access,
 )
