@@ -229,7 +229,8 @@ class DeviceDirectory:
         """
         if not os.path.lexists(self.path):
             raise UsageError(
-                f"there is no device {self.name!r}", hint="see: btrfs-ublk device list"
+                f"there is no device {self.name!r}",
+                hint="see: btrfs-ublk device list; a volume has one while it is up",
             )
         check_private(self.path, what="device directory", hint=_HINT)
 

@@ -152,7 +152,7 @@ def find_snapshot(directory: Path, name: str) -> VolumeSnapshot:
     if name.startswith(".") or "/" in name or not is_subvolume(path):
         raise UsageError(
             f"there is no snapshot {name!r}",
-            hint="see those that there are: btrfs-ublk volume snapshots",
+            hint="see: btrfs-ublk volume snapshots NAME",
         )
     return look_at_snapshot(path)
 
