@@ -33,6 +33,10 @@ _HELP = re.compile(r'^def command\(.*?\) -> \w+:\n    """(.*?)"""', re.M | re.S)
 
 #: For every command that prints data.
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+#: Without effect: OPTIONS= of a unit may have it since 0.2.
+former_realtime_option = click.option(
+    "--realtime/--no-realtime", hidden=True, expose_value=False
+)
 #: For commands that print long lists, which they do while they read them.
 json_lines_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON, one object per line."

@@ -15,6 +15,7 @@ from btrfs_ublk.base.entry import (
     SecondsType,
     SizeType,
     completing,
+    former_realtime_option,
     json_option,
     print_found,
     read_text,
@@ -97,6 +98,7 @@ _making_options = stacked(
         metavar="NAME",
         help="ublk: insist on a feature of the driver, such as auto-buf-reg.",
     ),
+    former_realtime_option,
     click.option("--id", "device_id", type=CountType(0), help="N of /dev/ublkbN."),
     click.option(
         "--hang-timeout",

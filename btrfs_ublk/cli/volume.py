@@ -21,6 +21,7 @@ from btrfs_ublk.base.entry import (
     NounGroup,
     PathType,
     SizeType,
+    former_realtime_option,
     json_option,
     print_rows,
     say_resolved,
@@ -91,6 +92,7 @@ def command() -> None:
         " server reads: a signed one is a secret.",
     ),
     with_source_access,
+    former_realtime_option,
 )
 def up(
     name: str,

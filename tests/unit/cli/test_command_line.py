@@ -47,3 +47,10 @@ def test_an_empty_path_is_not_this_directory(path: str) -> None:
 def test_a_wrong_value_is_said_with_its_option(words: str, said: str) -> None:
     done = CliRunner().invoke(root, words.split())
     assert done.exit_code == 2 and said in done.output, done.output
+
+
+@pytest.mark.parametrize("path", ["btrfs-ublk volume up", "btrfs-ublk device up"])
+def test_units_of_earlier_versions_may_give_an_option_that_is_gone(path: str) -> None:
+    context = LEAVES[path]
+    context.command.make_parser(context).parse_args(["--realtime"])  # not refused
+    assert "--realtime" not in context.command.get_help(context)
