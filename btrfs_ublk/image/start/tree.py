@@ -18,11 +18,13 @@ from btrfs_ublk.units import GIB, KIB, MIB
 
 _OPAQUE, _WHITEOUT = ".wh..wh..opq", ".wh."
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_READ_BYTES = MIB
+#: NB: tarfile copies what it has read and not used yet whenever it reads on, unpacked.
+_READ_BYTES = 64 * KIB
 #: More, no program or library has; it would be in memory at once.
 _MAX_ELF_BYTES = 256 * MIB
-#: Of what is kept to be looked at, each and together.
-_MAX_TEXT_BYTES, _MAX_TEXTS_BYTES = 512 * KIB, 256 * MIB
+#: Of what is kept to be looked at, each and together: an application is in the upper
+#: layers, above all that it needs. It is on disk, where the image needs more afterwards.
+_MAX_TEXT_BYTES, _MAX_TEXTS_BYTES = 512 * KIB, 4 * GIB
 #: Of a layer, unpacked: mkimage refuses more.
 _MAX_LAYER_BYTES = 64 * GIB
 _MAX_LINKS = 40  # MAXSYMLINKS in include/linux/namei.h

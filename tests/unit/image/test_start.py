@@ -15,7 +15,7 @@ from support.programs import SHELL, LayerTar, add_shell, linked
 from btrfs_ublk.image.start.bounded import bounded_ranges
 from btrfs_ublk.image.start.elf import read_elf
 from btrfs_ublk.image.start.programs import Range, command_ranges
-from btrfs_ublk.units import MIB
+from btrfs_ublk.units import KIB, MIB
 
 TIMEOUT_S = 60.0
 
@@ -46,6 +46,18 @@ def test_a_program_comes_with_its_linker_and_libraries(
     wanted = {SHELL, *linked(SHELL), Path("/etc/ld.so.cache")}
     assert set(paths(found)) == {real(x) for x in wanted}
     assert found[0] == Range(real(SHELL), 0, SHELL.stat().st_size)
+
+
+@pytest.mark.thorough
+def test_a_program_may_be_above_many_others(tmp_path: Path, layer: LayerTar) -> None:
+    text = b"#" * (512 * KIB)
+    for number in range(513):
+        layer.file(f"lib/{number}.py", text)
+    add_shell(layer)
+    upper = LayerTar(tmp_path / "upper.tar.gz")
+    upper.file("start", b"#!/bin/sh\necho it runs\n")
+    found = paths(ranges(tmp_path, layer.close(), upper.close(), Cmd=["/start"]))
+    assert {"start", real(SHELL)} <= set(found)
 
 
 @pytest.mark.parametrize(
