@@ -159,9 +159,9 @@ def up(
     """Mount an image as a volume, and print where it is.
 
     IMAGE is oci:DIRECTORY[:TAG], or REGISTRY/REPOSITORY:TAG or @DIGEST, whose metadata
-    are pulled if that was not done. The volume NAME has a read-only subvolume for each
-    layer below `layers`. `volume up NAME --image IMAGE` does the same, and has more
-    options.
+    are pulled if that was not done; when the tag has moved since, `image pull` before.
+    The volume NAME has a read-only subvolume for each layer below `layers`. `volume up
+    NAME --image IMAGE` does the same, and has more options.
     """
     made = too_late if fork is None else None
     volume = bring_up(image, name, settings, base=base, made=made)
