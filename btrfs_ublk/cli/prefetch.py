@@ -102,6 +102,12 @@ def command(
         return 0
     ended = _follow(client, begun)
     _print(ended, as_json)
+    if ended.failed_units:
+        click.echo(
+            f"warning: {ended.failed_units} units could not be fetched: the log says"
+            f" why, which btrfs-ublk device status {device} names; then try again",
+            err=True,
+        )
     return 0 if ended.is_complete and not missing else 1
 
 

@@ -342,6 +342,7 @@ def test_commands(device: Path, sparse_path: Path, origin: Origin) -> None:
     assert done.returncode == 0 and "done: 100.0 % of 16 units" in done.stdout
     done = any_command("prefetch", NAME, "--all", "--json")
     assert done.returncode == 1 and json.loads(done.stdout)["failed_units"] == 1
+    assert "warning: 1 units could not be fetched" in done.stderr
     log = (sparse_path / "run" / "devices" / NAME / "log").read_text()
     assert " event=fetch_failed source=1 unit=63 mirror=0 kind=http " in log
     assert "s3cret" not in log
