@@ -154,7 +154,7 @@ class Disk:
         _apply_names(self._seen, [operation])
 
     def _settle(self, ends: Callable[[Operation, set[str]], bool]) -> None:
-        """Make all names durable up to the last one of which this is true."""
+        """Make all names durable up to the last one for which this is true."""
         mine = [n for n, each in enumerate(self.waiting_names) if ends(*each)]
         if mine:
             done = self.waiting_names[: mine[-1] + 1]

@@ -269,7 +269,7 @@ def with_checksum(block: bytes | bytearray) -> bytes:
 OLD_VIRTUAL_BYTES = 64 << 30
 
 #: mkseed --virtual-data-size=64G --metadata-only, as a sparse archive. All of it is
-#: metadata: 160 KiB, of which most are zeroes.
+#: metadata: 160 KiB, mostly zeroes.
 _ARCHIVE = """
 /Td6WFoAAATm1rRGAgAhARwAAAAQz1jM4s//BOldADmZbMgtDMWaRd1IFGm/qli6Vx5yBs+RINsG
 Rt6NmR2H5Xb8POw/Xqhg0ZyV6Wo05o6pWbtXuhpgjr3cPw1sNlctDdKhmIltHRp1TcPl1lmoioht

@@ -276,7 +276,7 @@ def test_it_takes_over_from_one_that_a_command_started(host: Host) -> None:
 
 
 def test_a_device_has_a_unit(host: Host) -> None:
-    """Whoever has it in use keeps it, supervised by the daemon."""
+    """A program that uses it keeps it, supervised by the daemon."""
     host.call("systemctl", "start", "btrfs-ublk@one")
     daemon = host.shown("MainPID")
     before = host.state()

@@ -215,7 +215,7 @@ def test_rot_is_not_read(sanitized_build: Path, tmp_path: Path, what: str) -> No
         for each in (shell, other):
             assert each.line("check 0") == "orroooorooo"
         assert shell.line("read 0 0 1") == "rotten"
-        # Whoever fetches it drops it, and it is put anew.
+        # A fetch of it drops it, and puts it anew.
         assert shell.line("drop 0 1") == shell.line("put 0 1") == "ok"
         assert shell.line("sync") == "ok"
         assert other.line("check 0") == "oo" + "roooorooo"

@@ -366,7 +366,7 @@ LOWER_NAMES = {"d", "d/one", "d/two", "d/sub", "d/sub/deep", "file", "other"} | 
             {"d/sub/new"},
         ),
         ([entry("d", b"a file now")], {"d/one", "d/two", "d/sub", "d/sub/deep"}, set()),
-        # Where other clients put these: the tree is to be the root directory.
+        # Where other clients put these: the tree becomes the root directory.
         ([entry("to-d/x"), entry("to-root/y")], set(), {"d/x", "d/y"}),
         ([link("third", "file", tarfile.LNKTYPE)], set(), {"third"}),
         ([entry("/d/.wh.one"), entry("//./.wh.file")], {"d/one", "file"}, set()),

@@ -93,7 +93,7 @@ def wait_for_requests(server: ScriptedServer, count: int) -> None:
 def heal_after_prefetch(
     shell: FetchShell, origin: Origin, server: ScriptedServer, units: int
 ) -> int:
-    """A source of which the first units are being fetched by attempts that hang."""
+    """A source whose first units are being fetched by attempts that hang."""
     number = shell.add(source(server))
     assert shell.read(number, len(DATA) - UNIT, UNIT).data == DATA[-UNIT:]
     origin.hangs.set()

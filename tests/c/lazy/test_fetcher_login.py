@@ -109,7 +109,7 @@ def test_a_read_does_not_wait_for_ever(sanitized_build: Path, tmp_path: Path) ->
         source = shell.add(with_token(server, tmp_path / "missing"))
         answer = shell.read(source, 0, UNIT, deadline_s=1)
         assert answer.result == -errno.EIO and answer.ms > 900
-        # What is wrong from the start is said at once to whoever adds it.
+        # The program that adds it hears at once what is wrong from the start.
         probe = shell.ask({"probe": 1, "source": source})
         assert f"cannot open '{tmp_path / 'missing'}'" in probe["error"]
 

@@ -1,5 +1,5 @@
-"""The fetch process where the kernel, or whoever has started the server, gives it less
-than it asks for. It starts, fetches, and says once what it lacks.
+"""The fetch process where the kernel, or what started the server, gives it less than it
+asks for. It starts, fetches, and says once what it lacks.
 """
 
 import errno

@@ -123,7 +123,7 @@ class TestTempdir:
                 find = run(["losetup", "--find", "--show", image], timeout_s=10)
         assert image.exists()
         run(["losetup", "-d", find.stdout.strip()], timeout_s=10)
-        # Whoever looks at each new device, as udev does, keeps it until that is done.
+        # A program that looks at each new device, as udev does, keeps it meanwhile.
         wait_until(
             lambda: not loops_below(sparse_path), timeout_s=60, what="no loop device"
         )

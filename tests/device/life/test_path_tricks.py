@@ -199,7 +199,7 @@ def test_a_link(name: str, home: Path, victim: Path, things: Path) -> None:
     check_nothing_got_out(home)
 
 
-# Where a layout is to be is root's own choice: docs/design/threat-model.md
+# Root chooses where a layout is: docs/design/threat-model.md
 @pytest.mark.parametrize("name", [*sorted({*DIRECTORIES, *FILES} - {"layout"})])
 def test_names_that_change_places(
     name: str, home: Path, victim: Path, things: Path

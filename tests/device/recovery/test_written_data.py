@@ -40,7 +40,7 @@ def place(need: Need, front_end: FrontEndName, sparse_path: Path) -> Iterator[Pl
 
 
 class Shadow:
-    """What was written below a directory, and is to be there."""
+    """What was written below a directory, and has to be there."""
 
     def __init__(self, directory: Path, *, seed: int) -> None:
         self._directory = directory

@@ -266,7 +266,7 @@ def test_killed_in_between(place: Place, steps: tuple[str, ...]) -> None:
 def test_nothing_else_becomes_the_new_subvolume(
     place: Place, monkeypatch: pytest.MonkeyPatch, put: str
 ) -> None:
-    """Whoever owns the directory that it is made in may rename it away at once."""
+    """The owner of the directory above may rename it away at once."""
     tree = small_tree(place.root / "tree")
     elsewhere = place.root / "elsewhere"
     elsewhere.mkdir(mode=0o755)

@@ -71,7 +71,7 @@ def test_the_pod_has_what_the_script_needs() -> None:
     check(probe[probe.index("btrfs-ublk") :])
 
 
-#: A node of which all programs are this one. It keeps what it was asked to do.
+#: All programs of a node are this one. It keeps what it was asked to do.
 NODE = r"""#!/bin/sh
 name=${0##*/}
 if [ "$name" = nsenter ]; then
