@@ -27,6 +27,7 @@ from btrfs_ublk.base.undo import undoing
 from btrfs_ublk.content.oci import Resolved
 from btrfs_ublk.device import recover_device
 from btrfs_ublk.device.locks import lock_file
+from btrfs_ublk.device.state import devices_directory
 from btrfs_ublk.errors import BtrfsUblkError, CommandError, LeftoverError, UsageError
 from btrfs_ublk.kernel.btrfs import (
     check_transactions,
@@ -91,6 +92,8 @@ _OF_NO_CONTENT = {"lock", "state", "limits", "limits.new"}
 _IN_USE_TIMEOUT_S = 2.0
 #: Another command may be fetching an image's metadata, and ends if nothing comes.
 _MAKING_TIMEOUT_S = 3600.0
+#: To mount takes 0.1 s, and many may wait for each other.
+_SEED_TIMEOUT_S = 120.0
 
 if TYPE_CHECKING:
     from btrfs_ublk.volume.image_seed import FoundImage
@@ -453,20 +456,45 @@ def _sprouted(
         sync(volume.sprout_image)
         volume.write_made(replace(made, fsid=str(fsid)))
 
-    with (
-        closing(KeptLedger(volume.ledgers)) as ledger,
-        sprout(
-            device,
-            target,
-            writable_file=volume.sprout_image,
-            validate=validate,
-            made=note,
-            lifeline=True,
-            read_ahead_bytes=None,
-            ledger=ledger,
-        ),
-    ):
+    with ExitStack() as stack:
+        ledger = stack.enter_context(closing(KeptLedger(volume.ledgers)))
+        with _seed_locked(volume):
+            stack.enter_context(
+                sprout(
+                    device,
+                    target,
+                    writable_file=volume.sprout_image,
+                    validate=validate,
+                    made=note,
+                    lifeline=True,
+                    read_ahead_bytes=None,
+                    ledger=ledger,
+                )
+            )
         yield ledger
+
+
+@contextmanager
+def _seed_locked(volume: VolumeDirectory) -> Iterator[None]:
+    """Let no other volume of the same image be mounted meanwhile. Between the look at a
+    mount's devices and their opening, the kernel would take its seed for this one's, as
+    it knows seeds by their fsid (btrfs_get_tree_super() in fs/btrfs/super.c). Raises
+    BtrfsUblkError."""
+    if volume.made().image is None:
+        yield
+        return
+    path = devices_directory() / f".seed-{volume.seed().fsid}"
+    lock = lock_file(path, timeout_s=_SEED_TIMEOUT_S)
+    if lock is None:
+        raise BtrfsUblkError(
+            f"{_SEED_TIMEOUT_S:g} s were not enough for others to mount the same image",
+            hint=f"see which: fuser {path}",
+        )
+    with lock:
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def _roll_back(volume: VolumeDirectory, device: Path, rollback: Rollback) -> None:
@@ -502,15 +530,16 @@ def _mounted(
             loop_device(volume.sprout_image, lifeline=True, ledger=ledger)
         )
         try:
-            mount = stack.enter_context(
-                mounted(
-                    loop.path,
-                    target,
-                    # Btrfs finds both devices by these options only.
-                    options=[f"device={device}", f"device={loop.path}"],
-                    ledger=ledger,
+            with _seed_locked(volume):
+                mount = stack.enter_context(
+                    mounted(
+                        loop.path,
+                        target,
+                        # Btrfs finds both devices by these options only.
+                        options=[f"device={device}", f"device={loop.path}"],
+                        ledger=ledger,
+                    )
                 )
-            )
         except CommandError as error:
             _refuse_other_devices(volume.sprout_image)
             raise error

@@ -186,6 +186,39 @@ def test_from_a_registry(place: Place, registry: Registry) -> None:
 
 
 @pytest.mark.parametrize("front_end", ["fuse"])
+def test_several_come_up_at_once(place: Place) -> None:
+    """The kernel knows their seeds by one fsid; each is mounted with its own."""
+    image, inode = image_of_a_file(place.root / "image")
+    names = [f"{NAME}-{number}" for number in range(5)]
+    argv = [sys.executable, "-m", "btrfs_ublk.cli.main", "volume", "up"]
+    argv += ["--front-end=fuse", "--writable=256M", f"--image={image.name}"]
+    for _ in range(3):
+        children = [
+            subprocess.Popen(
+                ending_with_us(
+                    [
+                        *argv,
+                        name,
+                        f"--base={place.base}",
+                        f"--mount={place.root / name}",
+                    ],
+                    signal="KILL",
+                ),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for name in names
+        ]
+        said = [child.communicate(timeout=100) for child in children]
+        assert [error for _, error in said] == [""] * len(names)
+        for mount, _ in said:
+            assert content(Path(mount.strip()), inode) == DATA
+        for name in names:
+            assert down_volume(name, base=place.base)
+
+
+@pytest.mark.parametrize("front_end", ["fuse"])
 def test_a_kill_while_the_metadata_come(place: Place, registry: Registry) -> None:
     """The device is there before the seed is; what a kill leaves then is made anew."""
     image, inode = image_of_a_file(place.root / "image")
