@@ -74,7 +74,7 @@ static const struct fuse_feature table[] = {
 	{ "resend", HAS_RESEND, "6.9", "never",
 	  "the server's journal has the requests in flight, on any kernel" },
 	{ "over-io-uring", OVER_IO_URING, "6.14", "never",
-	  "libfuse of Debian 12 does not speak it, and kernels have it switched off" },
+	  "/dev/fuse does not give a next server what waits after a death" },
 };
 
 enum { FEATURE_COUNT = sizeof(table) / sizeof(*table) };
