@@ -22,8 +22,8 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _READ_BYTES = 64 * KIB
 #: More, no program or library has; it would be in memory at once.
 _MAX_ELF_BYTES = 256 * MIB
-#: Of what is kept to be looked at, each and together: an application is in the upper
-#: layers, above all that it needs. It is on disk, where the image needs more afterwards.
+#: Of each text that is kept, and of all together, on disk, where the image takes more
+#: later. Upper layers come first: they have the application, lower ones what it needs.
 _MAX_TEXT_BYTES, _MAX_TEXTS_BYTES = 512 * KIB, 4 * GIB
 #: Of a layer, unpacked: mkimage refuses more.
 _MAX_LAYER_BYTES = 64 * GIB
