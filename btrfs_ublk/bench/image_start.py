@@ -481,6 +481,8 @@ def command(
             link_s, rate = round_trip_ms / 1e3, mbit * 1e6 / 8
             result = _measure(place, subject, link_s, rate, everything)
             what = _EVERYTHING if everything else _START
+            if layout is not None:
+                what += f", {len(place.layers)} layers"
             run.add({"what": what, "far": far, "subject": subject} | result)
 
 
