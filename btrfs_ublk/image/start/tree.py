@@ -23,7 +23,7 @@ _READ_BYTES = 64 * KIB
 #: More, no program or library has; it would be in memory at once.
 _MAX_ELF_BYTES = 256 * MIB
 #: Of each text that is kept, and of all together, on disk, where the image takes more
-#: later. Upper layers come first: they have the application, lower ones what it needs.
+#: later. Lower layers come first, so less would leave out the application's own.
 _MAX_TEXT_BYTES, _MAX_TEXTS_BYTES = 512 * KIB, 4 * GIB
 #: Of a layer, unpacked: mkimage refuses more.
 _MAX_LAYER_BYTES = 64 * GIB
