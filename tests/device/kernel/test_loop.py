@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.devices import attach_again, backing_of, detach
+from support.processes import unwatched
 
 from btrfs_ublk.base.ledger import process_ledger
 from btrfs_ublk.base.process import run
@@ -73,7 +74,7 @@ def test_a_device_whose_number_was_never_noted_is_found(image: Path) -> None:
 
 
 def test_someone_who_has_it_open_delays_the_detaching(image: Path) -> None:
-    with loop_device(image, read_only=True) as device:
+    with unwatched(), loop_device(image, read_only=True) as device:
         with subprocess.Popen(
             ["sh", "-c", f"exec 3<{device.path}; echo; exec sleep 0.5"],
             stdout=subprocess.PIPE,
