@@ -30,6 +30,8 @@ _SETTINGS = (
     *("etc/nsswitch.conf", "etc/passwd", "etc/group", "etc/localtime"),
     *("etc/host.conf", "etc/hosts", "etc/resolv.conf"),
 )
+#: What libcrypto reads when it is loaded, where distributions have it.
+_OPENSSL = ("usr/lib/ssl/openssl.cnf", "etc/ssl/openssl.cnf", "etc/pki/tls/openssl.cnf")
 #: Of a file that is larger, only the parts that are read before it runs come first:
 #: its head has symbols and relocations, which are applied to what is writable.
 _WHOLE_BYTES = 8 * MIB
@@ -37,7 +39,7 @@ _HEAD_BYTES, _WRITABLE_BYTES, _ENTRY_BYTES = MIB, 4 * MIB, 256 * KIB
 #: Scripts that run each other, words of a command, and interpreters of Python.
 _MAX_DEPTH, _MAX_WORDS, _MAX_PYTHONS = 4, 64, 4
 #: In all, as the files are read.
-_MAX_BYTES = 64 * MIB
+_MAX_BYTES = 128 * MIB
 
 
 class Range(NamedTuple):
@@ -205,6 +207,8 @@ class _Derived:
                 if library is not None and library.elf is not None:
                     if self._take(library):
                         waiting.append((library, library.elf))
+                        if name.startswith("libcrypto.so"):
+                            self._take(_first_of(self.tree, _OPENSSL))
 
     def _library_path(self, linker: Entry | None) -> list[str]:
         """Return the directories that the linker's configuration has. Distributions
@@ -233,6 +237,10 @@ class _Derived:
             if found is not None and found.elf and found.elf.kind == elf.kind:
                 return found
         return None
+
+
+def _first_of(tree: Tree, paths: Sequence[str]) -> Entry | None:
+    return next(filter(None, map(tree.find, paths)), None)
 
 
 def _may_name(word: str) -> bool:

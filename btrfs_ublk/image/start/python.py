@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 
 from btrfs_ublk.image.start.tree import Entry, Tree
@@ -15,6 +15,12 @@ _PROGRAM = re.compile(r"(python|pypy)(\d+(\.\d+)?)?")
 _HOME = re.compile(r"python(\d)\.(\d+)")
 #: What each start imports (PyConfig and Py_InitializeFromConfig in the C API).
 _ALWAYS = ("encodings", "encodings.aliases", "encodings.utf_8", "site")
+#: What the interpreter has in itself, from Python 3.11 on (Python/frozen.c).
+_FROZEN = frozenset(
+    "_collections_abc _sitebuiltins abc codecs genericpath importlib._bootstrap "
+    "importlib._bootstrap_external importlib.machinery importlib.util io ntpath os "
+    "posixpath runpy site stat zipimport".split()
+)
 #: What UTF-8 mode and PEP 538 have the C library read.
 _LOCALE = ("usr/lib/locale/C.utf8/LC_CTYPE", "usr/lib/locale/C.UTF-8/LC_CTYPE")
 _MAX_MODULES = 4096
@@ -41,6 +47,7 @@ class PythonStart:
         self._given = [each.strip("/") for each in given if each]
         self._path: list[str] = []
         self._tag = ""
+        self._frozen: Collection[str] = ()
         #: Of a module, the directories of what it has in it; None if it is no package.
         self._modules: dict[str, tuple[str, ...] | None] = {}
         self._files: dict[str, Entry] = {}
@@ -72,6 +79,7 @@ class PythonStart:
             return None
         major, minor, home = max(found)
         self._tag = f"cpython-{major}{minor}"
+        self._frozen = _FROZEN if (major, minor) >= (3, 11) else ()
         return home
 
     def _directories(self, home: str) -> Iterator[str]:
@@ -116,27 +124,33 @@ class PythonStart:
         where = self._modules[package] if package else self._path
         if where is None or len(self._modules) >= _MAX_MODULES:
             return False
+        spaces = []
         for directory in where:
-            if self._import_from(directory, name, last):
+            path = self._tree.resolve(f"{directory}/{last}")
+            if path is not None and path in self._tree.names:
+                self._modules[name] = (path,)
+                if self._take_module(path, "__init__", name):
+                    return True
+                # A directory of no package counts if nothing else has the name.
+                del self._modules[name]
+                spaces.append(path)
+            if self._take_module(directory, last, name):
                 return True
-        return False
+        if spaces:
+            self._modules[name] = tuple(spaces)
+        return bool(spaces)
 
-    def _import_from(self, directory: str, name: str, last: str) -> bool:
-        path = self._tree.resolve(f"{directory}/{last}")
-        if path is not None and path in self._tree.names:
-            self._modules[name] = (path,)
-            self._take_source(path, "__init__", name)
-            return True
-        if self._take_source(directory, last, name):
-            return True
+    def _take_module(self, directory: str, last: str, name: str) -> bool:
+        """Take a file of a directory; importlib prefers what is compiled to C."""
+        names = self._tree.names.get(self._tree.resolve(directory) or "", ())
         for ending in (f".{self._tag}-", ".abi3.so", ".so"):
-            for each in self._tree.names[self._tree.resolve(directory) or ""]:
+            for each in names:
                 if each.startswith(f"{last}{ending}") and each.endswith(".so"):
                     if (entry := self._tree.find(f"{directory}/{each}")) is not None:
                         self._modules.setdefault(name, None)
                         self._files[entry.path] = entry
                         return True
-        return False
+        return self._take_source(directory, last, name)
 
     def _take_source(self, directory: str, last: str, name: str) -> bool:
         source = self._tree.find(f"{directory}/{last}.py")
@@ -145,7 +159,8 @@ class PythonStart:
         self._modules.setdefault(name, None)
         compiled = f"{directory}/__pycache__/{last}.{self._tag}.pyc"
         entry = self._tree.find(compiled) or source
-        self._files[entry.path] = entry
+        if name not in self._frozen:
+            self._files[entry.path] = entry
         package = name if last == "__init__" else name.rpartition(".")[0]
         self._scan(self._tree.read(source) or b"", package)
         return True
@@ -156,7 +171,7 @@ class PythonStart:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # "\d" in an old source, say
                 body = ast.parse(source).body
-            for name in _imported(body, package):
+            for name in (*_imported(body, package), *_attributes(body)):
                 self._import(name)
 
 
@@ -176,6 +191,8 @@ def _imported(statements: list[ast.stmt], package: str) -> Iterator[str]:
                 test=ast.Name("TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")
             ):
                 yield from _imported(one.orelse, package)
+            case ast.If(test=ast.Compare(left=ast.Name("__name__"))):
+                pass
             case ast.If() | ast.For() | ast.While():
                 yield from _imported([*one.body, *one.orelse], package)
             case ast.Try():
@@ -183,3 +200,18 @@ def _imported(statements: list[ast.stmt], package: str) -> Iterator[str]:
                 yield from _imported([*one.body, *one.orelse, *one.finalbody], package)
             case ast.With() | ast.ClassDef():
                 yield from _imported(one.body, package)
+
+
+def _attributes(statements: list[ast.stmt]) -> Iterator[str]:
+    """Yield what these statements use of modules that they import by name: a package
+    may import what is in it only then (PEP 562)."""
+    modules: dict[str, str] = {}
+    for one in statements:
+        match one:
+            case ast.Import():
+                modules |= {x.asname or x.name: x.name for x in one.names}
+            case ast.Assign() | ast.AnnAssign() if one.value is not None:
+                for each in ast.walk(one.value):
+                    match each:
+                        case ast.Attribute(value=ast.Name(name)) if name in modules:
+                            yield f"{modules[name]}.{each.attr}"

@@ -181,6 +181,43 @@ def test_compiled_modules_come_instead_of_their_sources(
     assert not recwarn.list
 
 
+def test_modules_are_those_that_python_would_take(
+    tmp_path: Path, layer: LayerTar
+) -> None:
+    layer.file("usr/bin/python3.11", SHELL.read_bytes())
+    home, there = "usr/lib/python3.11", "app"
+    compiled = ".cpython-311-x86_64-linux-gnu.so"
+    layer.file(f"{home}/os.py", b"import stat")  # the program has both in itself
+    layer.file(f"{home}/stat.py", b"1")
+    layer.file(f"{home}/site.py", b"import os")
+    # A directory without __init__ is a package only where nothing else has the name.
+    layer.file(f"{there}/one/__init__.py", b"def __getattr__(name): pass\n")
+    layer.file(f"{there}/one/core/hint.pyi", b"1")
+    layer.file(f"{there}/one/core{compiled}", b"none")
+    layer.file(f"{there}/one/core.py", b"import one.source_of_core")
+    layer.file(f"{there}/one/source_of_core.py", b"1")
+    layer.file(f"{there}/one/lazy.py", b"1")
+    layer.file(f"{there}/one/unused.py", b"1")
+    layer.file(f"{there}/space/inner.py", b"1")
+    layer.file(f"{there}/tested.py", b"1")
+    layer.file(
+        f"{there}/main.py",
+        b"import one as o, one.core, space.inner\nKIND: type = int | o.lazy.Kind\n"
+        b"def f(): return o.unused\nif __name__ == '__main__': import tested\n",
+    )
+    layer.file(f"{there}/run.py", b"import main")
+    words = ["python3.11", "/app/run.py"]
+    found = paths(ranges(tmp_path, layer.close(), Cmd=words))
+    assert sorted(x for x in found if x.startswith((home, "app/"))) == [
+        "app/main.py",
+        "app/one/__init__.py",
+        f"app/one/core{compiled}",
+        "app/one/lazy.py",
+        "app/run.py",
+        "app/space/inner.py",
+    ]
+
+
 def test_a_virtual_environment_has_its_modules(tmp_path: Path, layer: LayerTar) -> None:
     layer.file("usr/bin/python3.9", SHELL.read_bytes())
     layer.file("usr/lib/python3.9/site.py", b"1")
