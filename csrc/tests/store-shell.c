@@ -26,6 +26,7 @@
 #include "content/map.h"
 #include "content/store.h"
 #include "content/store/internal.h"
+#include "content/store/sql.h"
 #include "fetch/coded.h"
 #include "fetch/inquiry.h"
 #include "lazy/fetcher.h"
@@ -306,6 +307,15 @@ static json_t *checkpoint(const struct shell *shell)
 			     0);
 }
 
+/* What SQLite may keep of the file, as a number of its own. */
+static json_t *cache_size(const struct shell *shell)
+{
+	sqlite3_int64 size = 0;
+
+	(void)sql_number(shell->store->writer, "PRAGMA cache_size", &size);
+	return json_pack("{s:I}", "cache_size", (json_int_t)size);
+}
+
 static json_t *answer(struct shell *shell, const json_t *command)
 {
 	const char *path = json_string_value(json_object_get(command, "reopen"));
@@ -320,7 +330,8 @@ static json_t *answer(struct shell *shell, const json_t *command)
 		return plain(-EBADF);
 	if (json_object_get(command, "checkpoint"))
 		return checkpoint(shell);
-
+	if (json_object_get(command, "cache_size"))
+		return cache_size(shell);
 	if (json_object_get(command, "add"))
 		return add(shell, command);
 	if (json_object_get(command, "random"))

@@ -54,6 +54,7 @@ struct slices {
 	uint64_t bytes, most_bytes; /* of this slice */
 	int err;
 	bool is_unfinished; /* a part of a request is in the file */
+	bool has_large_cache;
 };
 
 /* A page in memory. No source has number 0. */

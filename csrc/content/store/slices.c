@@ -61,14 +61,26 @@ static int mark(struct store *store)
 					 " sources INTEGER NOT NULL, runs BLOB NOT NULL) STRICT");
 
 	/* New rows are all over the index of names, so a small cache would write a page for each. */
-	if (!err)
+	if (!err) {
+		store->slices.has_large_cache = true;
 		err = sql_run(store->writer, "PRAGMA cache_size=-8192");
+	}
 	if (!err)
 		err = set_version(store, STORE_VERSION_UNFINISHED);
 	return err   ?:
 		       sql_run_with(store->writer, "INSERT INTO unfinished VALUES(?1, ?2)", "ib",
 				    begun->sources, begun->runs,
 				    begun->count * sizeof(*begun->runs));
+}
+
+/* No transaction takes it back, so a request that has failed does it too. Holds write_lock. */
+static void shrink_cache(struct store *store)
+{
+	if (!store->slices.has_large_cache)
+		return;
+	store->slices.has_large_cache = false;
+	(void)sql_run(store->writer, "PRAGMA cache_size=" STORE_CACHE_SIZE);
+	sqlite3_db_release_memory(store->writer);
 }
 
 int store_find_unfinished(sqlite3 *db, struct unfinished *found)
@@ -163,12 +175,8 @@ static int finish(struct store *store)
 		err = set_version(store, version);
 	if (!err)
 		err = store_commit(store);
-	if (!err && store->slices.is_unfinished) {
+	if (!err)
 		store->slices.is_unfinished = false;
-		/* The request is done, whatever becomes of memory that it does not need any more. */
-		(void)sql_run(store->writer, "PRAGMA cache_size=" STORE_CACHE_SIZE);
-		sqlite3_db_release_memory(store->writer);
-	}
 	return err;
 }
 
@@ -182,6 +190,8 @@ int slice_end(struct store *store, int err, struct error *error)
 	}
 	if (err)
 		store_rollback(store);
+	if (!store->slices.is_unfinished)
+		shrink_cache(store);
 	pthread_mutex_unlock(&store->write_lock);
 	free(store->slices.begun.runs);
 	if (err)
@@ -268,6 +278,7 @@ int store_undo(struct store *store, struct error *error)
 		sql_error_set(store->writer, "write to", error);
 		store_rollback(store);
 	}
+	shrink_cache(store);
 	pthread_mutex_unlock(&store->write_lock);
 	free(unfinished.runs);
 	return err;

@@ -67,6 +67,8 @@ def change(shell: StoreShell, error: int) -> bool:
     for step in steps:
         known = shell.list()
         reply = shell.ask(**step)
+        # A large request has more memory, and gives it back.
+        assert shell.ask(cache_size=True) == {"cache_size": -512}
         if "error" not in reply:
             continue
         good = False
