@@ -99,6 +99,9 @@ void trust_set(struct x509_store_st *store, CURL *easy)
 		return;
 	curl_easy_setopt(easy, CURLOPT_CAINFO, NULL);
 	curl_easy_setopt(easy, CURLOPT_CAPATH, NULL);
+	/* libcurl calls on_context() for the connection to a proxy too. */
+	curl_easy_setopt(easy, CURLOPT_PROXY_CAINFO, NULL);
+	curl_easy_setopt(easy, CURLOPT_PROXY_CAPATH, NULL);
 	curl_easy_setopt(easy, CURLOPT_SSL_CTX_FUNCTION, on_context);
 	curl_easy_setopt(easy, CURLOPT_SSL_CTX_DATA, store);
 }

@@ -1,5 +1,6 @@
 """Mirrors behind HTTP, mostly from a real server."""
 
+import os
 import random
 import resource
 from base64 import b64encode
@@ -15,6 +16,8 @@ from support.web_servers import NGINX, WebServer, response, scripted_server, web
 
 SIZE = 1 << 20
 UNIT = 64 << 10
+#: What libcurl trusts, as Debian builds it.
+CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 DATA = random.Random(1).randbytes(SIZE)
 
 Shell = Callable[..., MirrorShell]
@@ -59,6 +62,23 @@ def test_a_certificate_must_be_known(shell: Shell, web: WebServer) -> None:
         assert (answer.failure, answer.data) == ("denied", None)
         assert "certificate" in answer.text
         assert mirror.probe()["result"] < 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_a_proxy_is_verified_by_certificates_that_are_read_already(
+    sanitized_build: Path, web: WebServer, tmp_path: Path
+) -> None:
+    """libcurl would read the file for each connection, on the fetcher's thread."""
+    (tmp_path / "known").write_bytes(web.ca.read_bytes())
+    script = f'mount --bind {tmp_path / "known"} {CERTIFICATES}; exec "$@"'
+    keys = {"kind": "http", "url": web.url("files/object"), "proxy": web.tls_url("")}
+    with MirrorShell(sanitized_build, keys, size=SIZE) as mirror:
+        assert "certificate" in mirror.fetch(0, UNIT).text
+    prefix = ["unshare", "--mount", "sh", "-ec", script, "-"]
+    with MirrorShell(sanitized_build, keys, size=SIZE, prefix=prefix) as mirror:
+        assert mirror.fetch(0, UNIT).data == DATA[:UNIT]
+        (tmp_path / "known").write_text("none")
+        mirror.check_all(DATA)  # by more connections
 
 
 def test_shows_its_own_certificate(shell: Shell, web: WebServer) -> None:
