@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import ClassVar, Protocol
 
 from btrfs_ublk.base.helpers import check_helper
 from btrfs_ublk.base.process import find_program, run
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import CapabilityError, CommandError
 from btrfs_ublk.units import format_size

@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Generator
-from dataclasses import dataclass
 from pathlib import Path
 
 from btrfs_ublk.base.ledger import (
@@ -22,6 +21,7 @@ from btrfs_ublk.base.ledger import (
     sweep_entries,
 )
 from btrfs_ublk.base.process import ProcessIdentity
+from btrfs_ublk.base.records import dataclass
 
 #: A dead process's ledger stays locked until the commands that it ran have ended.
 LOCK_TIMEOUT_S = 10.0

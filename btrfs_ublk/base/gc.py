@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from btrfs_ublk.base.dead_ledgers import LOCK_TIMEOUT_S, abandoned_ledgers
 from btrfs_ublk.base.ledger import Entry, Outcome, knows, state_directory
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.base.signals import deferred
 
 #: Packages whose modules make things, and know how to remove them.

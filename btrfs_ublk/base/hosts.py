@@ -8,7 +8,6 @@ import ipaddress
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,6 +18,7 @@ from btrfs_ublk.base.private_dirs import (
     CONFIG_VARIABLE,
     read_trusted_toml,
 )
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.errors import UsageError
 
 FILE_NAME = "hosts.toml"

@@ -10,7 +10,6 @@ import functools
 import json
 import os
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
 from typing import (
@@ -24,6 +23,7 @@ from typing import (
     get_type_hints,
 )
 
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import BtrfsUblkError
 

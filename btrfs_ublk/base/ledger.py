@@ -32,13 +32,14 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
 from btrfs_ublk.base.log import log
 from btrfs_ublk.base.private_dirs import make_private
 from btrfs_ublk.base.process import ProcessIdentity
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
 

@@ -17,12 +17,12 @@ import subprocess
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol, TypeVar
 
 from btrfs_ublk.base import libraries
 from btrfs_ublk.base.log import log
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.base.signals import deferred, delivered
 from btrfs_ublk.errors import CommandError
 

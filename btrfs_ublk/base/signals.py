@@ -13,9 +13,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from types import FrameType
+
+from btrfs_ublk.base.records import dataclass
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: A swallowed signal is sent again after this time; the finaliser should end in it.

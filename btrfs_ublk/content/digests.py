@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.kernel.new_file import write_new
 from btrfs_ublk.units import KIB, MIB, parse_size

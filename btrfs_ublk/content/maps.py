@@ -11,11 +11,12 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os import fspath
 from typing import Any, Protocol
 
 from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.content.oci import Resolved, resolve_tags, without_tags
 from btrfs_ublk.content.prefetch import Prefetch
 from btrfs_ublk.content.refused import Refused

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from btrfs_ublk.base.process import (
     is_stopped,
     run,
 )
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.base.undo import undoing
 from btrfs_ublk.device import control

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
 from btrfs_ublk.base.process import ProcessIdentity
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.device import control
 from btrfs_ublk.device.front_ends import front_end_of
 from btrfs_ublk.device.locks import is_locked

@@ -11,13 +11,14 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from btrfs_ublk.base.jsonfile import RecordFormat
 from btrfs_ublk.base.private_dirs import check_private, make_private
 from btrfs_ublk.base.process import ProcessIdentity
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.units import BLOCK_BYTES, KIB, MIB
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +20,7 @@ from btrfs_ublk.base.hosts import (
 )
 from btrfs_ublk.base.log import log
 from btrfs_ublk.base.private_dirs import read_trusted_toml
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 
 _MIRRORS_FILE = "hosts.toml"

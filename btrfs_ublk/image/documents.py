@@ -11,10 +11,11 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.content.platforms import (
     best_platform,
     is_attestation,

@@ -21,7 +21,7 @@ import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
@@ -29,6 +29,7 @@ from urllib.parse import urljoin
 from btrfs_ublk.base.log import log
 from btrfs_ublk.base.private_dirs import make_private
 from btrfs_ublk.base.process import run
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.device.locks import lock_file
 from btrfs_ublk.device.state import RUN_DIRECTORY, RUN_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError, CommandError, UsageError

@@ -14,7 +14,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +21,7 @@ from uuid import UUID
 
 import zstandard
 
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.content.digests import DIGEST_BYTES, Digests, check_unit
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.documents import (

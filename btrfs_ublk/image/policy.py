@@ -15,7 +15,6 @@ import fnmatch
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -25,6 +24,7 @@ from btrfs_ublk.base.private_dirs import (
     CONFIG_VARIABLE,
     read_trusted_toml,
 )
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.errors import BtrfsUblkError, UsageError, why_unread
 from btrfs_ublk.image.access import RegistryError
 from btrfs_ublk.image.documents import descriptors, parse_document

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.content.oci import parse_image
 from btrfs_ublk.errors import UsageError
 

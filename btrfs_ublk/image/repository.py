@@ -8,10 +8,10 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from btrfs_ublk.base.log import log
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.image.access import RegistryError
 from btrfs_ublk.image.connection import Connection, deadline
 from btrfs_ublk.image.documents import (

@@ -6,8 +6,9 @@ import os
 import re
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from btrfs_ublk.base.records import dataclass
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from btrfs_ublk.base.records import dataclass
 
 _SECTOR_BYTES = 512
 _CHAR_PREFIX = "ublkc"

@@ -5,11 +5,11 @@ stored.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.physmap import ContiguousRun, MappingError, PhysicalMap
 from btrfs_ublk.server.description import Description, FileSegment, Segment, fill
 

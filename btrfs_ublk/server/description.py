@@ -13,11 +13,12 @@ import json
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, fields, replace
 from itertools import zip_longest
 from typing import Any, ClassVar, Literal
 
 from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.server.names import MAX_DEADLINE_S
 from btrfs_ublk.units import BLOCK_BYTES

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from btrfs_ublk.base.helpers import SERVER, helper_path
 from btrfs_ublk.base.ledger import Entry, remover
 from btrfs_ublk.base.log import log
 from btrfs_ublk.base.process import run
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.errors import LeftoverError
 from btrfs_ublk.kernel import blockdev
 from btrfs_ublk.kernel.ublk_devices import list_ublk_devices

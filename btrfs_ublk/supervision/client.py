@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,6 +30,7 @@ from btrfs_ublk.base.process import (
     launch,
     readable,
 )
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.device.inotify import wait_for_change
 from btrfs_ublk.device.locks import Lock, holder_of, is_locked, lock_file, openers_of

@@ -16,12 +16,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
 from btrfs_ublk.base.log import log, setup_logging
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.mount import mount_namespace
 from btrfs_ublk.supervision.volume_requests import VOLUME_REQUESTS, error_reply

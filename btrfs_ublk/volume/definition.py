@@ -16,11 +16,12 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from btrfs_ublk.base.paths import OptionalPath, StrPath
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import UsageError, why_unread
 from btrfs_ublk.server.names import MAX_DEADLINE_S, FrontEndName

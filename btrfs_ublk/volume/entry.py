@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.base.urls import shown_text
 from btrfs_ublk.content import SourceKeys
 from btrfs_ublk.content.oci import has_tag, parse_image

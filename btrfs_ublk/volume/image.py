@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from btrfs_ublk import content
 from btrfs_ublk import device as devices
 from btrfs_ublk.base.log import step
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.content import SourceKeys
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.btrfs import filesystem_uuid

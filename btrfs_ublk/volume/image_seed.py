@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fcntl import ioctl
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from btrfs_ublk.base.log import step
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.content import SourceKeys
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess

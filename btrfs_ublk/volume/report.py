@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from btrfs_ublk import device as devices
 from btrfs_ublk import kernel as resources
 from btrfs_ublk import server as servers
 from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.device.locks import is_locked
 from btrfs_ublk.errors import BtrfsUblkError, UsageError

@@ -6,13 +6,14 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from btrfs_ublk.base.jsonfile import sync
 from btrfs_ublk.base.log import step
 from btrfs_ublk.base.paths import StrPath
 from btrfs_ublk.base.process import spawn
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel import loop

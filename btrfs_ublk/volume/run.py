@@ -9,12 +9,12 @@ import signal
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from btrfs_ublk.base.log import log
 from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.base.signals import deferred, forget_handlers
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.kernel.root import enter_root

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
@@ -17,6 +16,7 @@ from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, require
 from btrfs_ublk.base.ledger import Ledger, process_ledger
 from btrfs_ublk.base.log import log, step
 from btrfs_ublk.base.paths import StrPath
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.errors import BtrfsUblkError, CapabilityError, CommandError, UsageError
 from btrfs_ublk.kernel import blockdev
 from btrfs_ublk.kernel.btrfs import (

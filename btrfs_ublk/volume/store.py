@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
@@ -28,6 +28,7 @@ from btrfs_ublk.base.private_dirs import (
     check_private,
     make_private,
 )
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.content import SourceKeys
 from btrfs_ublk.device.locks import Lock, is_locked, lock_file, registry_locked

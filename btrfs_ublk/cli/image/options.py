@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -15,6 +15,7 @@ import click
 from btrfs_ublk import image as images
 from btrfs_ublk import volume as volumes
 from btrfs_ublk.base.entry import CountType, PathType, SizeType, stacked
+from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.errors import UsageError
 
 if TYPE_CHECKING:
