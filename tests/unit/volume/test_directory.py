@@ -13,7 +13,7 @@ from support.processes import killed_at_event
 
 from btrfs_ublk.cli.gc import command as gc_command
 from btrfs_ublk.cli.volume import command
-from btrfs_ublk.errors import UsageError
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.volume import (
     down_volume,
     find_definition,
@@ -23,6 +23,7 @@ from btrfs_ublk.volume import (
 )
 from btrfs_ublk.volume.store import (
     VOLUMES_VARIABLE,
+    MadeFile,
     Session,
     VolumeDirectory,
     remove_halves,
@@ -51,6 +52,39 @@ def test_only_halves_of_volumes_are_removed(base: Path) -> None:
     left = {path.name for path in base.iterdir()}
     assert left == {*kept, link.name, ".locked.0123456789abcdef", ".lock"}
     assert all((base / name / "sub").is_dir() for name in kept)
+
+
+def test_files_are_counted_as_they_are_read(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume = VolumeDirectory(base / "v")
+    volume.path.mkdir()
+    assert volume.whole_files(0) == volume.whole_files() == (0, [])
+    paths = ["a", 'b"is_whole": true}', '"is_whole": true}', "half"]
+    made = [
+        MadeFile(
+            path=path,
+            source={"kind": "file", "path": path},
+            offset=0,
+            size_bytes=1,
+            is_whole=path != "half",
+        )
+        for path in paths
+    ]
+    volume.write_files({one.path: one for one in made})
+    assert volume.whole_files() == (3, made[:3])
+    assert volume.whole_files(1) == (3, made[:1])
+    file = volume.path / "files.json"
+    text = file.read_text()
+    # Another version of the program may have written them in another form.
+    file.write_text(json.dumps(json.loads(text), indent=1))
+    assert volume.whole_files(0) == (3, [])
+    file.write_text(text[:-9])
+    with pytest.raises(BtrfsUblkError, match="cannot be used"):
+        volume.whole_files(0)
+    file.write_text(text)
+    monkeypatch.setattr(json, "loads", None)
+    assert volume.whole_files(0) == (3, [])
 
 
 def test_what_is_no_volume_is_neither_listed_nor_removed(base: Path) -> None:
