@@ -25,8 +25,8 @@ _MAX_BYTES = 1 << 16
 #: If it does not answer within this time, somebody may have stopped it (SIGSTOP).
 _SILENT_S = 0.5
 _TIMEOUT_S = 120.0
-#: Looking for garbage after each 700 objects, as by default, takes a twelfth of the time
-#: of imports, which leave none.
+#: To look for garbage after each 700 objects, as by default, takes a twelfth of the
+#: time of imports, which leave none.
 _OBJECTS_PER_COLLECTION = 20_000
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from btrfs_ublk.base.exports import exporter
 
 if TYPE_CHECKING:
+    from btrfs_ublk.volume.begin import up_volume
     from btrfs_ublk.volume.commit import (
         apply_delta,
         commit_fork,
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     )
     from btrfs_ublk.volume.traced_run import trace_run
     from btrfs_ublk.volume.trees import AddedTree, add_image, add_tree
-    from btrfs_ublk.volume.up import rollback_volume, up_volume
+    from btrfs_ublk.volume.up import rollback_volume
     from btrfs_ublk.volume.volumes import NamedVolume, Volumes, kept_volume
 else:
     __getattr__ = exporter(__name__, __file__)

@@ -237,6 +237,14 @@ class VolumeDirectory:
             raise _FILES.damaged(self._made, "it is missing")
         return made
 
+    def is_pending(self) -> bool:
+        """Whether the metadata of its image have not come: a command makes it, or was
+        killed."""
+        if not os.path.isfile(self._made):
+            return False
+        self.check()
+        return self.made().is_pending
+
     def seed(self) -> seeds.Seed:
         """Return the seed with its current path."""
         seed = seeds.parse_report(json.dumps(self.made().seed))

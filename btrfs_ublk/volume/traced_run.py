@@ -12,10 +12,10 @@ from btrfs_ublk.content import TraceWriter
 from btrfs_ublk.content.trace import Recording, Trace
 from btrfs_ublk.device import device_map
 from btrfs_ublk.errors import BtrfsUblkError
+from btrfs_ublk.volume.begin import up_volume
 from btrfs_ublk.volume.definition import VolumeDefinition
 from btrfs_ublk.volume.down import down_volume, remove_volume
 from btrfs_ublk.volume.run import run_in_image
-from btrfs_ublk.volume.up import up_volume
 
 
 def trace_run(image: str, words: Sequence[str], work: Path) -> Trace:

@@ -1,6 +1,6 @@
 """Bringing a volume up: directory, device, sprout, mount, files.
 
-up_volume() is read from top to bottom: what it does is below it, in that order.
+finish_up() is read from top to bottom: what it does is below it, in that order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from btrfs_ublk import content
-from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, require
 from btrfs_ublk.base.jsonfile import sync
 from btrfs_ublk.base.ledger import boot_id
 from btrfs_ublk.base.log import log, step
@@ -39,7 +38,6 @@ from btrfs_ublk.kernel.loop import loop_device
 from btrfs_ublk.kernel.mount import mounted, remount
 from btrfs_ublk.kernel.read_ahead import get_read_ahead, set_read_ahead
 from btrfs_ublk.kernel.temporary import remove_tree
-from btrfs_ublk.supervision.client import daemon_starting
 from btrfs_ublk.units import KIB, exact_size
 from btrfs_ublk.volume.definition import SETTINGS, VolumeDefinition
 from btrfs_ublk.volume.device import (
@@ -73,11 +71,7 @@ from btrfs_ublk.volume.store import (
     Session,
     VolumeDirectory,
     discard,
-    find_definition,
     open_or_make,
-    remove_halves,
-    volume_directory,
-    volumes_directory,
 )
 from btrfs_ublk.volume.trees import (
     add_listed,
@@ -99,44 +93,19 @@ if TYPE_CHECKING:
     from btrfs_ublk.volume.image_seed import FoundImage
 
 
-def up_volume(
-    name: str,
-    definition: VolumeDefinition | None = None,
+def finish_up(
+    volume: VolumeDirectory,
+    definition: VolumeDefinition,
+    image: Callable[[], FoundImage] | None,
     *,
-    base: StrPath | None = None,
-    made: Callable[[], object] | None = None,
-    resolved: Resolved | None = None,
-    files: bool = True,
+    made: Callable[[], object] | None,
+    resolved: Resolved | None,
+    files: bool,
 ) -> KeptVolume:
-    """Mount a volume with all files and trees of its definition (None: of that which
-    find_definition() chooses); it outlives this process. A volume that is already up
-    gets what is new in the definition.
-
-    Its data are in a directory in ``base`` (None: what BTRFS_UBLK_VOLUMES_DIR names, or
-    /var/lib/btrfs-ublk/volumes), and survive down_volume() and reboots. ``made`` is
-    called when all is done, with signals deferred; ``resolved`` with each image whose
-    tag was resolved to a digest, which is kept from then on. Without ``files``, these
-    are only counted in what is returned.
-
-    Raises UsageError for a definition that does not fit the existing volume,
-    CapabilityError, BtrfsUblkError. What was made for this is undone then.
-    """
-    require(ROOT, BTRFS, LOOP)
-    if definition is None:
-        definition = find_definition(name, base=base).definition
-    volumes_directory(base, make=True)
-    volume = volume_directory(name, base)
+    """Do what up_volume() has left; ``image`` waits for the image that it has begun to
+    find."""
     refuse_removed_directory(volume)
-    remove_halves(volume.path.parent)
-    is_pending = _is_pending(volume)
-    # Others are asked before anything is locked.
-    with daemon_starting(), ExitStack() as held, ExitStack() as on_failure:
-        image = None
-        if definition.image and (is_pending or not os.path.lexists(volume.path)):
-            with deferred():
-                # Most volumes need none of it.
-                from btrfs_ublk.volume.image_seed import beginning_image
-            image = held.enter_context(beginning_image(definition))
+    with ExitStack() as held, ExitStack() as on_failure:
         listed = list_trees(volume, definition.trees)
         found = image() if image else None
         # Only now: the next command needs its definition, if there is no image.
@@ -150,7 +119,8 @@ def up_volume(
                 found = None  # another command has made it meanwhile
             if found is None and volume.made().is_pending:
                 raise BtrfsUblkError(
-                    f"another command that made volume {name!r} was interrupted",
+                    f"another command that made volume {volume.name!r} was "
+                    "interrupted",
                     hint="try again",
                 )
             if is_new:
@@ -192,19 +162,10 @@ def up_volume(
     return look_at_volume(volume, most_files=None if files else 0)
 
 
-def _is_pending(volume: VolumeDirectory) -> bool:
-    """Whether the metadata of its image have not come: a command makes it, or was
-    killed."""
-    if not os.path.isfile(volume.path / "volume.json"):
-        return False
-    volume.check()
-    return volume.made().is_pending
-
-
 def _discard_pending(volume: VolumeDirectory) -> None:
     """Remove a volume whose making was killed before the metadata of its image came. A
     command that is still making it is waited for."""
-    if not _is_pending(volume):
+    if not volume.is_pending():
         return
     try:
         with step("wait for the command that makes the volume"):

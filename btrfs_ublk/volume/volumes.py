@@ -14,6 +14,7 @@ from btrfs_ublk.content import MapClient
 from btrfs_ublk.device import device_map
 from btrfs_ublk.device.state import check_name
 from btrfs_ublk.errors import UsageError
+from btrfs_ublk.volume.begin import up_volume
 from btrfs_ublk.volume.definition import VolumeDefinition
 from btrfs_ublk.volume.device import find_device
 from btrfs_ublk.volume.down import down_volume, remove_volume
@@ -30,7 +31,7 @@ from btrfs_ublk.volume.store import (
     volume_directories,
     volume_directory,
 )
-from btrfs_ublk.volume.up import rollback_volume, up_volume
+from btrfs_ublk.volume.up import rollback_volume
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -69,6 +69,13 @@ UNUSED = {
     ("module", "unused"),
     [
         ("btrfs_ublk.volume.up", UNUSED | {"btrfs_ublk.supervision.supervisor"}),
+        # The registry is asked, and a daemon started, before these are imported.
+        (
+            "btrfs_ublk.volume.begin",
+            UNUSED
+            | {"btrfs_ublk.supervision.client", "btrfs_ublk.volume.up"}
+            | {"btrfs_ublk.device.lifecycle", "btrfs_ublk.volume.sprout"},
+        ),
         (
             "btrfs_ublk.volume.down",
             UNUSED
