@@ -9,7 +9,7 @@
 # whether the file that it never got has changed, and the answer is no. A job that runs
 # each night reports one failure, and success from then on. --remove-on-error removes the
 # file, but keeps the ETag, and later runs succeed without making a file at all.
-# Source: curl, src/tool_cb_hdr.c, tool_header_cb(), writes the ETag of a 2xx answer and flushes
+# Source: curl, src/tool_cb_hdr.c, tool_header_cb(), writes the ETag of any answer and flushes
 # it; src/tool_operate.c, post_per_transfer(), looks at the result only for the output file.
 #
 # Output seen (the file has 100000 bytes):
