@@ -62,26 +62,28 @@ class _Caller:
             "Commit": {"name": name, "key": key, "labels": _KEPT},
             "Remove": {"key": name},
         }
-        for call in CALLS[:-1] if keep else CALLS:
+        for each in CALLS[:-1] if keep else CALLS:
             start_s = time.perf_counter()
-            self.call(call, **asked[call])
-            result[call] = (time.perf_counter() - start_s) * 1e3
-        result["together"] = sum(result[call] for call in _TOGETHER)
+            call(self._channel, each, self._subject, **asked[each])
+            result[each] = (time.perf_counter() - start_s) * 1e3
+        result["together"] = sum(result[each] for each in _TOGETHER)
         if keep:
             self.parent = name
         return result
 
-    def call(self, name: str, /, **fields: Any) -> None:
-        from btrfs_ublk.containers import messages
 
-        request, response = (messages.CLASSES[x] for x in messages.CALLS[name])
-        method = self._channel.unary_unary(
-            f"/{messages.SERVICE}/{name}",
-            request_serializer=request.SerializeToString,
-            response_deserializer=response.FromString,
-        )
-        asked = request(snapshotter=self._subject, **fields)
-        method(asked, timeout=_TIMEOUT_S, metadata=_NAMESPACE)
+def call(channel: Any, name: str, snapshotter: str, /, **fields: Any) -> Any:
+    """Make a call of the snapshots API, and return its answer."""
+    from btrfs_ublk.containers import messages
+
+    request, response = (messages.CLASSES[x] for x in messages.CALLS[name])
+    method = channel.unary_unary(
+        f"/{messages.SERVICE}/{name}",
+        request_serializer=request.SerializeToString,
+        response_deserializer=response.FromString,
+    )
+    asked = request(snapshotter=snapshotter, **fields)
+    return method(asked, timeout=_TIMEOUT_S, metadata=_NAMESPACE)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """How soon a program of an image ends on a host that has never seen the image, beside
 what a user could have without it: fetching and unpacking the layers, by hand or by
-containerd, and EROFS on our lazy device.
+containerd, EROFS on our lazy device, and lazy images of other projects.
 
 ``python -m btrfs_ublk.bench.image_start --help``
 """
@@ -11,9 +11,9 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -21,28 +21,37 @@ from statistics import median
 
 import click
 
-from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, Probed, Program
+from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, Probed, Program, require
 from btrfs_ublk.base.entry import PathType, run_command
 from btrfs_ublk.base.private_dirs import CONFIG_VARIABLE, VOLUMES_VARIABLE
-from btrfs_ublk.base.process import Argument, run, spawn
+from btrfs_ublk.base.process import Argument, run
 from btrfs_ublk.bench.bed import CURL
+from btrfs_ublk.bench.cpu import RawSnapshot, Usage, children_of
+from btrfs_ublk.bench.image_peers import (
+    ACCESS,
+    PEERS,
+    REPOSITORY,
+    TIMEOUT_S,
+    Place,
+    Start,
+    containerd,
+    overlaid,
+)
 from btrfs_ublk.bench.link import link
 from btrfs_ublk.bench.report import Document, Result, Table
 from btrfs_ublk.bench.stats import grouped
 from btrfs_ublk.bench.study import LOAD, TURNS, Column, Run, ratio, study, table
-from btrfs_ublk.content import Addition, Digests, digest_file
+from btrfs_ublk.content import Addition, digest_file
 from btrfs_ublk.device import supervised_device
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image import (
     BuildOptions,
     Layout,
     LayoutName,
-    RegistryAccess,
     build_image,
     index_image,
     open_repository,
     parse_reference,
-    push_image,
     traced_ranges,
 )
 from btrfs_ublk.image.documents import (
@@ -57,7 +66,7 @@ from btrfs_ublk.kernel.mount import mounted, unmount_now
 from btrfs_ublk.kernel.temporary import tempdir
 from btrfs_ublk.server import BlockServer, Description, LazySegment, PatternSegment
 from btrfs_ublk.testing.registry import REGISTRY, loopback_registry
-from btrfs_ublk.units import GIB, MIB
+from btrfs_ublk.units import GIB, KIB, MIB
 from btrfs_ublk.volume import (
     VolumeDefinition,
     down_volume,
@@ -79,52 +88,16 @@ EROFS_DRIVER = Probed(
         else "this kernel has none"
     ),
 )
-CONTAINERD = Program("containerd", package="containerd")
 UNTAR, PULLED = "pull and untar", "containerd, overlayfs"
 EROFS = "lazy EROFS, lz4hc"
-_CONTAINERD = """
-version = 2
-root = "{work}/root"
-state = "{work}/state"
-disabled_plugins = ["io.containerd.grpc.v1.cri"]
-[grpc]
-  address = "{socket}"
-"""
 #: Requests that follow each other before data can come: a connection, the tag, and what
 #: it names.
 _ROUND_TRIPS = 3
-_TIMEOUT_S = 1200.0
 _START, _EVERYTHING = "to the end of the command", "until all is read"
-_REPOSITORY = "tree"
-_ACCESS = RegistryAccess(insecure=True)
 #: Keeps the daemon alive, as it is on hosts with systemd.
 _IDLE = "image-start-idle"
 _NAME = "image-start-%d"
 _numbers = count()
-
-
-@dataclass(frozen=True)
-class Place:
-    """What all turns share: the registry, what is in it, and the command that runs in
-    the image. ``host`` is the link's address during a turn, ``work`` a new directory in
-    memory."""
-
-    root: Path
-    registry: str
-    layers: Sequence[str]
-    erofs: tuple[Path, str, Digests] | None
-    words: Sequence[str]
-    host: str = ""
-    work: Path = Path()
-
-    def directory(self, name: str) -> Path:
-        path = self.work / name
-        path.mkdir()
-        return path
-
-
-#: Makes a root file system; the stack takes it away again.
-Start = Callable[[Place, ExitStack], Path]
 
 
 def _removed(stack: ExitStack, name: str, base: Path) -> None:
@@ -148,7 +121,7 @@ def _by_api(
 ) -> Path:
     base = place.work / "volumes"
     name = _NAME % next(_numbers)
-    image = f"{place.host}/{_REPOSITORY}:{tag}"
+    image = f"{place.host}/{REPOSITORY}:{tag}"
     up_volume(name, _definition(place, image, complete), base=base)
     _removed(stack, name, base)
     return fork_image(name, "one", base=base)
@@ -158,9 +131,9 @@ def _by_command(tag: str, place: Place, stack: ExitStack) -> Path:
     base = place.work / "volumes"
     name = _NAME % next(_numbers)
     argv: list[Argument] = [Path(sys.executable).with_name("btrfs-ublk"), "image", "up"]
-    argv += [f"{place.host}/{_REPOSITORY}:{tag}", name, "--insecure", "--fork=one"]
+    argv += [f"{place.host}/{REPOSITORY}:{tag}", name, "--insecure", "--fork=one"]
     argv += [f"--base={base}", f"--mount={place.work / 'mnt'}", "--writable=1G"]
-    path = run(argv, timeout_s=_TIMEOUT_S).stdout.strip()
+    path = run(argv, timeout_s=TIMEOUT_S).stdout.strip()
     _removed(stack, name, base)
     return Path(path)
 
@@ -168,7 +141,7 @@ def _by_command(tag: str, place: Place, stack: ExitStack) -> Path:
 def _untar(place: Place, stack: ExitStack) -> Path:
     """What a user could do best: nothing waits for a disk, and all is done at once. Of
     several layers, nothing is deleted that an upper one deletes."""
-    where, root = f"http://{place.host}/v2/{_REPOSITORY}", place.directory("root")
+    where, root = f"http://{place.host}/v2/{REPOSITORY}", place.directory("root")
     accept = "Accept: application/vnd.oci.image.index.v1+json"
     argv = f"""set -e -o pipefail
     curl -sfH '{accept}' {where}/manifests/plain {where}/manifests/plain > /dev/null
@@ -177,24 +150,19 @@ def _untar(place: Place, stack: ExitStack) -> Path:
         (tar -xpC {root} --exclude='.wh.*' && cat > /dev/null)
     done
     """
-    run(["bash", "-c", argv], timeout_s=_TIMEOUT_S)
+    run(["bash", "-c", argv], timeout_s=TIMEOUT_S)
     return root
 
 
 def _containerd(place: Place, stack: ExitStack) -> Path:
     """containerd's pull, and its overlayfs, without a container."""
-    # NB: a socket's path has 107 bytes at most.
-    socket = stack.enter_context(tempdir()) / "socket"
-    settings, target = place.work / "containerd.toml", place.directory("merged")
-    settings.write_text(_CONTAINERD.format(work=place.work, socket=socket))
-    stack.enter_context(spawn([CONTAINERD.name, "--config", settings]))
-    ctr, image = f"ctr --address {socket}", f"{place.host}/{_REPOSITORY}:plain"
+    ctr, target = f"ctr --address {containerd(place, stack)}", place.directory("merged")
+    image = f"{place.host}/{REPOSITORY}:plain"
     argv = f"""set -e
-    timeout 60 bash -c 'until {ctr} version; do sleep 0.05; done' > /dev/null 2>&1
     {ctr} images pull --plain-http {image} > /dev/null
     {ctr} images mount --rw {image} {target} > /dev/null
     """
-    run(["bash", "-c", argv], timeout_s=_TIMEOUT_S)
+    run(["bash", "-c", argv], timeout_s=TIMEOUT_S)
     stack.callback(unmount_now, target)
     return target
 
@@ -206,7 +174,7 @@ def _erofs(place: Place, stack: ExitStack) -> Path:
     path, digest, digests = place.erofs
     digests.write(place.work / "digests")
     source = {
-        **{"kind": "oci", "registry": place.host, "repository": _REPOSITORY},
+        **{"kind": "oci", "registry": place.host, "repository": REPOSITORY},
         **{"digest": digest, "insecure": True, "size": path.stat().st_size},
         **{"unit": digests.unit_bytes, "root": digests.root},
         "digests": {"path": str(place.work / "digests")},
@@ -215,14 +183,9 @@ def _erofs(place: Place, stack: ExitStack) -> Path:
     segment = LazySegment(offset=0, length=size, map=str(place.work / "map"))
     server = stack.enter_context(BlockServer(Description(size, [segment])))
     server.map_add([source], [Addition(offset=0, length=size)])
-    lower, upper, target = (place.directory(x) for x in ("lower", "upper", "merged"))
+    lower = place.directory("lower")
     stack.enter_context(mounted(server.device, lower, fs_type="erofs", read_only=True))
-    for name in ("files", "work"):
-        (upper / name).mkdir()
-    options = [f"lowerdir={lower}", f"upperdir={upper}/files"]
-    options.append(f"workdir={upper}/work")
-    stack.enter_context(mounted("overlay", target, fs_type="overlay", options=options))
-    return target
+    return overlaid(place, lower, stack)
 
 
 SUBJECTS: dict[str, Start] = {
@@ -240,14 +203,24 @@ SUBJECTS: dict[str, Start] = {
     "image, completed": partial(_by_api, "plain", complete=GIB),
     "traced image, completed": partial(_by_api, "traced", complete=GIB),
 }
+_NAMES = [*SUBJECTS, *PEERS]
 _OF_LAYOUTS = [
     *(UNTAR, PULLED, "image, API", "image, command"),
     *("traced image, API", "traced image, command"),
 ]
-_DEFAULTS = (
+DEFAULTS = (
     *(UNTAR, EROFS, "image, API", "image, command"),
     *("traced image, API", "traced image, command"),
 )
+
+
+def _memory_bytes(pid: int) -> int:
+    """Return the proportional set size, in which processes share what they share."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * KIB
+    return 0
 
 
 def _measure(
@@ -259,23 +232,29 @@ def _measure(
         address, requests = stack.enter_context(
             link((host, int(port)), round_trip_s=round_trip_s, bytes_per_s=rate)
         )
-        given = {**vars(place), "host": address, "work": work}
-        turn = Place(**given)
+        turn = replace(place, host=address, work=work)
         (turn.directory("settings") / "images.toml").write_text(
             f'[[allow]]\nfrom = "{address}/*"\n'
         )
         os.environ[CONFIG_VARIABLE] = str(work / "settings")
         os.environ[IMAGES_VARIABLE] = str(work / "images")
         os.environ[VOLUMES_VARIABLE] = str(work / "volumes")
+        there = RawSnapshot.take().parse().processes
+        proxies = children_of(os.getpid())
+        peer = PEERS.get(subject)
+        start = peer.begin(turn, stack) if peer else SUBJECTS[subject]
+        before = RawSnapshot.take()
         began_s = time.monotonic()
-        path = SUBJECTS[subject](turn, stack)
-        run(["chroot", path, *place.words], timeout_s=_TIMEOUT_S)
+        path = start(turn, stack)
+        run(["chroot", path, *place.words], timeout_s=TIMEOUT_S)
         if everything:
             argv = (
                 f"set -o pipefail; tar --one-file-system -cC {path} . | cat > /dev/null"
             )
-            run(["bash", "-c", argv], timeout_s=_TIMEOUT_S)
+            run(["bash", "-c", argv], timeout_s=TIMEOUT_S)
         ended_s = time.monotonic()
+        used = Usage(before.parse(), RawSnapshot.take().parse(), {"proxies": proxies})
+        servers = used.after.processes.keys() - there.keys()
         found = [each for each in requests() if each.began_s < ended_s]
     moved = sum(each.bytes for each in found)
     on_link_s = moved / rate if rate else 0.0
@@ -283,21 +262,25 @@ def _measure(
         "seconds": ended_s - began_s,
         "requests": len(found),
         "bytes": moved,
+        "cpu_s": used.record()["rest"] * used.window_s,
+        "memory_bytes": sum(map(_memory_bytes, servers)),
         "first_request_s": min(each.began_s for each in found) - began_s,
         "limit_s": _ROUND_TRIPS * round_trip_s + on_link_s,
     }
 
 
 @contextmanager
-def _placed(parent: Path, tree: Path, words: Sequence[str]) -> Iterator[Place]:
+def _placed(
+    parent: Path, tree: Path, words: Sequence[str], subjects: Sequence[str]
+) -> Iterator[Place]:
     """Fill a registry with what is compared: the tree as an ordinary image of one gzip
     layer with its sealed image, once more with a trace, as an ordinary one that only
-    has an index, and as EROFS."""
+    has an index, as EROFS, and as peers need it."""
     with ExitStack() as stack:
         root = stack.enter_context(tempdir(parent=parent))
         ordinary, layout, index = root / "ordinary", root / "layout", root / "index"
         argv = ["skopeo", "copy", "--quiet", f"tarball:{tree}", f"oci:{ordinary}:plain"]
-        run(argv, timeout_s=_TIMEOUT_S)
+        run(argv, timeout_s=TIMEOUT_S)
         _give_command(Layout.opened(ordinary), words)
         idle = Description(MIB, [PatternSegment(offset=0, length=MIB)])
         stack.enter_context(supervised_device(idle, name=_IDLE))
@@ -306,8 +289,8 @@ def _placed(parent: Path, tree: Path, words: Sequence[str]) -> Iterator[Place]:
         build_image(source, layout, BuildOptions(first=()), tag="bare")
         erofs = root / "lz4hc.erofs"
         unpacked.mkdir()
-        run(["tar", "-xpf", tree, "-C", unpacked], timeout_s=_TIMEOUT_S)
-        run(["mkfs.erofs", "--quiet", "-zlz4hc", erofs, unpacked], timeout_s=_TIMEOUT_S)
+        run(["tar", "-xpf", tree, "-C", unpacked], timeout_s=TIMEOUT_S)
+        run(["mkfs.erofs", "--quiet", "-zlz4hc", erofs, unpacked], timeout_s=TIMEOUT_S)
         manifest = json.loads(
             Layout.opened(ordinary).read(Layout.opened(ordinary).find("plain"))
         )
@@ -317,11 +300,12 @@ def _placed(parent: Path, tree: Path, words: Sequence[str]) -> Iterator[Place]:
         image = (erofs, digest, digest_file(erofs))
         work = stack.enter_context(tempdir(parent=root))
         trace = trace_run(f"oci:{layout}:plain", words, work)
-        first = traced_ranges(trace, layout, None, _ACCESS)
+        first = traced_ranges(trace, layout, None, ACCESS)
         build_image(source, layout, BuildOptions(first=first), tag="traced")
         index_image(source, index, BuildOptions(), tag="indexed")
         # NB: trace_run() ends all children of this process.
         registry = stack.enter_context(loopback_registry(root))
+        place = Place(root, registry, [layer["digest"]], image, words)
         for path, name, tag in (
             (layout, "plain", "plain"),
             (layout, "bare", "bare"),
@@ -329,16 +313,16 @@ def _placed(parent: Path, tree: Path, words: Sequence[str]) -> Iterator[Place]:
             (ordinary, "plain", "indexed"),
             (index, "indexed", "indexed"),
         ):
-            opened = Layout.opened(path)
-            target = parse_reference(f"{registry}/{_REPOSITORY}:{tag}")
-            with open_repository(target, _ACCESS, writing=True) as repository:
-                push_image(opened, opened.find(name), target, repository)
-        with open_repository(target, _ACCESS, writing=True) as repository:
+            place.push(path, name, tag)
+        target = parse_reference(f"{registry}/{REPOSITORY}:plain")
+        with open_repository(target, ACCESS, writing=True) as repository:
             size = erofs.stat().st_size
             one = describe_blob("application/octet-stream", digest, size)
             repository.upload(one, erofs)
-        run(["rm", "-r", unpacked, layout, index], timeout_s=_TIMEOUT_S)
-        yield Place(root, registry, [layer["digest"]], image, words)
+        for fill in {PEERS[each].fill: None for each in subjects if each in PEERS}:
+            fill(place, ordinary, unpacked)
+        run(["rm", "-r", unpacked, layout, index], timeout_s=TIMEOUT_S)
+        yield place
 
 
 @contextmanager
@@ -357,12 +341,11 @@ def _given(
         idle = Description(MIB, [PatternSegment(offset=0, length=MIB)])
         stack.enter_context(supervised_device(idle, name=_IDLE))
         registry = stack.enter_context(loopback_registry(root))
-        for tag in sorted(tags):
-            target = parse_reference(f"{registry}/{_REPOSITORY}:{tag}")
-            with open_repository(target, _ACCESS, writing=True) as repository:
-                push_image(opened, opened.find(tag), target, repository)
         layers = descriptors(manifest, "layers", str(layout))
-        yield Place(root, registry, [each.digest for each in layers], None, words)
+        place = Place(root, registry, [each.digest for each in layers], None, words)
+        for tag in sorted(tags):
+            place.push(layout, tag, tag)
+        yield place
 
 
 def _give_command(layout: Layout, words: Sequence[str]) -> None:
@@ -384,7 +367,7 @@ def tables(document: Document) -> list[Table]:
     found = []
     groups = grouped(document["results"], lambda x: (x["what"], x["far"]))
     for (what, far), results in groups.items():
-        results.sort(key=lambda x: list(SUBJECTS).index(x["subject"]))
+        results.sort(key=lambda x: _NAMES.index(x["subject"]))
         found.append(
             table(
                 f"{what}, {far}",
@@ -395,13 +378,16 @@ def tables(document: Document) -> list[Table]:
                     Column("first request, s", "first_request_s", 2),
                     Column("requests", "requests"),
                     Column("MB", "bytes", 1, 1e-6),
+                    Column("CPU, s", "cpu_s", 2),
+                    Column("servers, MiB", "memory_bytes", 1, 1 / MIB),
                     Column("limit, s", "limit_s", 2),
                     Column("to the limit", to_limit, 2),
                     ratio(results, UNTAR, "seconds"),
                     LOAD,
                 ],
                 note="The limit: three round trips, and what was moved at the link's "
-                "rate, headers included.",
+                "rate, headers included. CPU: of the whole machine without registry "
+                "and link. Servers: the proportional set size of what was started.",
             )
         )
     return found
@@ -437,9 +423,9 @@ def tables(document: Document) -> list[Table]:
     click.option("--everything", is_flag=True, help="Then read all files as well."),
     click.option(
         *("--subject", "subjects"),
-        type=click.Choice(list(SUBJECTS)),
+        type=click.Choice(_NAMES),
         multiple=True,
-        default=_DEFAULTS,
+        default=DEFAULTS,
     ),
     needs=(
         *(ROOT, BTRFS, LOOP, EROFS_DRIVER, MKFS_EROFS),
@@ -471,7 +457,8 @@ def command(
     if layout is not None:
         placed = _given(run.parent, layout, argv, subjects)
     elif tree is not None:
-        placed = _placed(run.parent, tree, argv)
+        require(*{x: None for y in subjects if y in PEERS for x in PEERS[y].needs})
+        placed = _placed(run.parent, tree, argv, subjects)
     else:
         raise UsageError("there is no image to start", hint="give --tree or --layout")
     with placed as place:

@@ -14,12 +14,13 @@ from btrfs_ublk.base.capabilities import BTRFS, LOOP, ROOT, Capability, Program
 from btrfs_ublk.base.process import run
 from btrfs_ublk.bench import containers, fetching, image_start, sandboxes
 from btrfs_ublk.bench.bed import CURL, OPENSSL
+from btrfs_ublk.bench.image_peers import PEERS
 from btrfs_ublk.bench.image_start import EROFS, UNTAR
 from btrfs_ublk.bench.origin import NGINX
 from btrfs_ublk.bench.report import Document
 from btrfs_ublk.image import BuildOptions, build_image
 from btrfs_ublk.testing.registry import REGISTRY
-from btrfs_ublk.units import KIB
+from btrfs_ublk.units import KIB, MIB
 
 BUSYBOX = Program("busybox", package="busybox-static")
 LARGE_BYTES = 512 * KIB
@@ -79,10 +80,19 @@ def test_what_starts_move(need: Need, sparse_path: Path) -> None:
         for _ in range(8):
             file.write(Path("/dev/urandom").open("rb").read(LARGE_BYTES))
     subprocess.run(["tar", "-cf", tar, "-C", tree, "."], check=True)
-    words = (f"--tree={tar}", f"--directory={sparse_path}", "--run=/bin/true")
-    document = measured("image_start", *words, "--repeats=1", "--far", "2", "800")
+    peers = [
+        name
+        for name, peer in PEERS.items()
+        if not any(each.probe() for each in peer.needs)
+    ]
+    chosen = [*image_start.DEFAULTS, *peers]
+    words = [f"--tree={tar}", f"--directory={sparse_path}", "--run=/bin/true"]
+    words += ["--repeats=1", "--far", "2", "800", *(f"--subject={x}" for x in chosen)]
+    document = measured("image_start", *words)
     found = {each["subject"]: each for each in document["results"]}
-    assert UNTAR in found and EROFS in found and len(found) == 6
+    assert sorted(found) == sorted(chosen)
+    assert UNTAR in found and EROFS in found
+    assert all(found[each]["memory_bytes"] > MIB for each in peers)
     assert found[UNTAR]["requests"] == 3
     assert found[UNTAR]["bytes"] > 8 * LARGE_BYTES
     # Of a start, the large file is no part.
@@ -90,13 +100,13 @@ def test_what_starts_move(need: Need, sparse_path: Path) -> None:
         assert each["seconds"] > each["limit_s"]
         assert each["bytes"] < found[UNTAR]["bytes"] / 2 or "image" not in name
     (table,) = image_start.tables(document)
-    assert len(table.rows) == 6
+    assert len(table.rows) == len(chosen)
 
 
 @pytest.mark.timing  # as above
 def test_starts_of_an_image_of_many_layers(need: Need, sparse_path: Path) -> None:
     need(ROOT, BTRFS, LOOP, image_start.EROFS_DRIVER, REGISTRY, CURL)
-    need(image_start.CONTAINERD, image_start.PIGZ, BUSYBOX)
+    need(containers.CONTAINERD, image_start.PIGZ, BUSYBOX)
     program = Path(f"/bin/{BUSYBOX.name}").read_bytes()
     large = [random.Random(each).randbytes(8 * LARGE_BYTES) for each in range(3)]
     layers = [{f"large{each}": content} for each, content in enumerate(large)]
