@@ -19,10 +19,10 @@ def starts(seconds: dict[str, list[float]]) -> Record:
         {
             "subject": subject,
             "what": "to the end of the command",
-            "rtt_ms": 20.0,
+            "far": "20 ms, 100 Mbit/s",
             "run": "one",
             "turn": turn,
-            "ready_s": value,
+            "seconds": value,
             "bytes": 1_000_000,
             "load": 0.1,
         }
@@ -32,7 +32,7 @@ def starts(seconds: dict[str, list[float]]) -> Record:
     environment = record()
     return {
         "version": 1,
-        "benchmark": "peers_start",
+        "benchmark": "image_start",
         "environment": environment,
         "results": results,
         "tables": [],
@@ -43,17 +43,17 @@ def starts(seconds: dict[str, list[float]]) -> Record:
     ("seconds", "heading", "told"),
     [
         (
-            {"stargz": [1.0, 1.1, 1.2], "ours, traced": [2.0, 2.2, 2.4]},
+            {"stargz": [1.0, 1.1, 1.2], "traced image, API": [2.0, 2.2, 2.4]},
             "Where others are better",
-            r"stargz <b>1.10 s</b>.*ours, traced <b>2.20 s</b>.*2.00 ×",
+            r"stargz <b>1.10 s</b>.*ours, traced, API <b>2.20 s</b>.*2.00 ×",
         ),
         (
-            {"stargz": [3.0, 3.3, 3.6], "ours, sealed": [1.0, 1.1, 1.2]},
+            {"stargz": [3.0, 3.3, 3.6], "image, API": [1.0, 1.1, 1.2]},
             "Where btrfs-ublk is better",
-            r"ours <b>1.10 s</b>.*stargz <b>3.30 s</b>.*3.00 ×",
+            r"ours, API <b>1.10 s</b>.*stargz <b>3.30 s</b>.*3.00 ×",
         ),
         (
-            {"stargz": [1.0, 2.0, 3.0], "ours, traced": [3.0, 2.0, 1.1]},
+            {"stargz": [1.0, 2.0, 3.0], "traced image, API": [3.0, 2.0, 1.1]},
             "Where the turns show no difference",
             r"1.00 ×",
         ),
@@ -71,7 +71,7 @@ def test_the_better_one_is_named(
 
 def test_what_says_nothing_is_left_out(tmp_path: Path) -> None:
     """One turn has no interval, and ours alone are beside nobody."""
-    one = {"stargz": [1.0], "ours, traced": [2.0]}
+    one = {"stargz": [1.0], "traced image, API": [2.0]}
     page = page_of([write_document(tmp_path / "x.json", starts(one))])
     assert not page.winners & {"peer", "ours", "even"}
     alone = page_of([write_document(tmp_path / "x.json", starts({"ours": [1.0, 2.0]}))])
@@ -79,7 +79,7 @@ def test_what_says_nothing_is_left_out(tmp_path: Path) -> None:
 
 
 def test_links_of_the_page_lead_somewhere(tmp_path: Path) -> None:
-    seconds = {"stargz": [1.0, 1.1], "ours, traced": [2.0, 2.2]}
+    seconds = {"stargz": [1.0, 1.1], "traced image, API": [2.0, 2.2]}
     paths = [
         write_document(tmp_path / name, starts(seconds))
         for name in ("x.json", "y.json")
