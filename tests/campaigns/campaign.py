@@ -118,10 +118,11 @@ def summed(key: str, head: str = "") -> Column:
 
 
 def timed(key: str, share: float, head: str, digits: int, scale: float = 1.0) -> Column:
-    """Make a column of a quantile of seconds, of those results that have them."""
+    """Make a column of a quantile of seconds, of those results that have some."""
 
     def of(results: Sequence[Result]) -> float:
-        times = sorted(each[key] for each in results if key in each)
+        found = (each[key] for each in results if key in each)
+        times = sorted(y for x in found for y in (x if isinstance(x, list) else [x]))
         return quantile(times, share) if times else math.nan
 
     return Column(head, of, digits, scale)

@@ -4,9 +4,10 @@
 supervises several devices. In each round, a process writes to the first volume
 (shadowed_writer.py), while others read and verify what all of them serve. The daemon,
 all servers or all keepers are killed at a random moment, or are stopped and go on, or
-get TERM; in some rounds while another volume comes up, or while the first one is
-upgraded (to another build and back, if --other names one), which, should it fail then,
-must do when it is tried again. The content of the first volume is compared with what
+get TERM, once or --times in a round; in some rounds while another volume comes up, or
+while the first one is upgraded (to another build and back, if --other names one),
+which, should it fail then, must do when it is tried again. --kills 10000 has only
+rounds in which they are killed, until so many processes were. The content of the first volume is compared with what
 has been written: as soon as reads of all volumes are answered again; after all was
 flushed and dropped from memory; and, each --remount rounds, after it was taken down,
 checked and brought up. All random choices follow from --seed. Nothing is left, whatever
@@ -111,6 +112,12 @@ KINDS: dict[str, Sequence[Sequence[str]]] = {
     "servers during upgrade": [[UPGRADE, "servers"]],
     "daemon + servers during upgrade": [[UPGRADE, *_BOTH]],
 }
+#: Those in which everything gets KILL.
+KILLING = [
+    kind
+    for kind, steps in KINDS.items()
+    if not any({UP, UPGRADE} & {*step} or " " in "".join(step) for step in steps)
+]
 #: Those of one step without a command, after which reads and writes go on.
 SINGLE: dict[str, Sequence[str]] = {
     kind: steps[0]
@@ -180,6 +187,8 @@ def tables(document: Document) -> list[Table]:
         timed("recovery_s", 0.5, "p50 ms", 0, 1e3),
         timed("recovery_s", 0.99, "p99 ms", 0, 1e3),
         timed("recovery_s", 1, "max ms", 0, 1e3),
+        timed("pauses_s", 0.5, "a volume's p50 ms", 0, 1e3),
+        timed("pauses_s", 0.99, "p99 ms", 0, 1e3),
         timed("settled_s", 0.99, "settled p99 ms", 0, 1e3),
         *(summed("operations"), summed("reads"), summed("read_errors", "failed reads")),
         *(summed("wrong_bytes"), summed("write_errors", "failed writes")),
@@ -187,7 +196,7 @@ def tables(document: Document) -> list[Table]:
     note = (
         f"{given['volumes']} volumes are up, with a daemon, and a server and a keeper "
         "each. The times are from the last kill until each volume has answered an "
-        "uncached read that began after it; settled is until all devices have "
+        "uncached read that began after it, or one of them has; settled is until all devices have "
         "servers, keepers and a daemon again. After a comma: what is killed up to "
         "0.5 s after what was killed before is back. What operations have written was "
         "compared at once, after a sync with empty caches, and after down and up. "
@@ -209,8 +218,11 @@ class Campaign:
         remount: int,
         volumes: int,
         other: Path,
+        times: int,
+        kills: int | None,
     ) -> None:
-        self._remount, self._rounds = remount, run.rounds
+        self._run, self._remount, self._rounds = run, remount, run.rounds
+        self._times, self._kills_left = times, kills or sys.maxsize
         self._builds = [sys.executable, str(other)]
         self._small_files = small_files
         self._front_end = run.front_end
@@ -309,8 +321,15 @@ class Campaign:
             self._served_ns()
             writer.ask(f"go {result['small_files']}")
             time.sleep(chances.uniform(0, _LONGEST_WORK_S))
-            self._kill_and_recover(kind, chances, result)
-            time.sleep(chances.uniform(0, _LONGEST_GAP_S))
+            result["kills"] = 0
+            for _ in range(self._times):
+                self._kill_and_recover(kind, chances, result)
+                time.sleep(chances.uniform(0, _LONGEST_GAP_S))
+                if "over" in result:
+                    break
+            self._kills_left -= result["kills"]
+            if self._kills_left <= 0:
+                self._run.end_s = 0
             paused = writer.ask("pause")
             result["operations"] = paused["operations"]
             result["write_errors"] = paused["errors"]
@@ -319,7 +338,7 @@ class Campaign:
                 different["recovered"] = writer.ask("compare")["differences"]
                 self._flush()
                 different["flushed"] = writer.ask("compare")["differences"]
-        is_last = result["number"] == self._rounds
+        is_last = result["number"] == self._rounds or not self._run.in_time()
         if result["number"] % self._remount and not is_last and "over" not in result:
             return
         writer.ask("release")
@@ -338,7 +357,6 @@ class Campaign:
         steps = KINDS[kind]
         by_hand = any("TERM daemon" in step for step in steps)
         with ExitStack() as stack:
-            result["kills"] = 0
             before: Sequence[str] = ()
             for step in steps:
                 if before:
@@ -364,7 +382,9 @@ class Campaign:
                     for child in children:
                         if child.wait(_COMMAND_TIMEOUT_S) != 0:
                             raise BtrfsUblkError(child.failure("failed"))
-            result["recovery_s"] = (self._served_ns() - begin_ns) / 1e9
+            pauses_s = [(at_ns - begin_ns) / 1e9 for at_ns in self._served_ns()]
+            result.setdefault("pauses_s", []).extend(pauses_s)
+            result.setdefault("recovery_s", []).append(max(pauses_s))
         for name in self._names:
             soon(
                 lambda: show_device(name).is_well or None, f"device {name} is not well"
@@ -372,7 +392,7 @@ class Campaign:
         # Until it has another keeper, a device does not outlive supervisor and server.
         soon(lambda: self._all_have(["keepers"]), "no keeper has come")
         settled_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        result["settled_s"] = (settled_ns - begin_ns) / 1e9
+        result.setdefault("settled_s", []).append((settled_ns - begin_ns) / 1e9)
 
     def _signal(self, words: Sequence[str], chances: random.Random) -> tuple[int, int]:
         """Do a step of a kind, see signal_at_once()."""
@@ -419,14 +439,14 @@ class Campaign:
             for each in reads:
                 each.mark()
 
-    def _served_ns(self) -> int:
+    def _served_ns(self) -> list[int]:
         """Wait until all readers have an answer to a read that began after _mark().
         Return when each volume had answered one of them (CLOCK_MONOTONIC)."""
         timeout_s = self._deadline_s
-        return max(
+        return [
             min(int(each.wait_served(timeout_s=timeout_s)["at_ns"]) for each in reads)
             for reads in self._reads.values()
-        )
+        ]
 
     def _all_have(self, roles: Sequence[str]) -> bool | None:
         """Return whether each volume has a process of each role; None if not."""
@@ -523,12 +543,20 @@ class Campaign:
         help="How many are up; one of them is written to.",
     ),
     campaign.other_option,
+    click.option(
+        "--times", type=campaign.COUNT, default=1, help="Do so in each round."
+    ),
+    click.option(
+        "--kills",
+        type=campaign.COUNT,
+        help="Only kill, and end after so many, however many rounds that takes.",
+    ),
     tables=tables,
     needs=(ROOT, BTRFS, LOOP),
     rounds=300,
     kinds=KINDS,
     front_ends=True,
-    recorded=("volumes", "small_files", "remount"),
+    recorded=("volumes", "small_files", "remount", "times", "kills"),
 )
 def command(
     run: Run,
@@ -537,11 +565,16 @@ def command(
     remount: int | None,
     volumes: int,
     other: Path,
+    times: int,
+    kills: int | None,
 ) -> None:
     """Kill what serves volumes, and compare one with what was written to it.
 
     Fails when a byte is wrong or lost, a read or write fails, or something hangs.
     """
+    if kills is not None:
+        run.rounds = kills
+        run.kinds = [kind for kind in run.kinds if kind in KILLING]
     made = Campaign(
         run,
         deadline_s=deadline_s,
@@ -549,12 +582,16 @@ def command(
         remount=remount or _REMOUNTED[run.front_end],
         volumes=volumes,
         other=other,
+        times=times,
+        kills=kills,
     )
     run.do_rounds(made.bed, _tell)
 
 
 def _tell(result: Result) -> str:
-    return f"{result['recovery_s'] * 1e3:.0f} ms" if "recovery_s" in result else "over"
+    if "recovery_s" not in result:
+        return "over"
+    return f"{result['kills']} kills, {max(result['recovery_s']) * 1e3:.0f} ms at most"
 
 
 if __name__ == "__main__":
