@@ -15,9 +15,9 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,7 +35,7 @@ from btrfs_ublk.containers.store import (
 from btrfs_ublk.errors import BtrfsUblkError, LeftoverError
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import SEALED_IN, InvalidImageError
-from btrfs_ublk.image.policy import RefusedImageError, read_policy
+from btrfs_ublk.image.policy import Policy, RefusedImageError, read_policy
 from btrfs_ublk.image.reference import Reference, check_digest, parse_reference
 from btrfs_ublk.units import GIB
 from btrfs_ublk.volume.forks import LAYERS_DIRECTORY
@@ -112,9 +112,26 @@ class _NoPlaceError(BtrfsUblkError):
 
 
 @dataclass(frozen=True)
-class _Found:
-    name: str  # REGISTRY/REPOSITORY@DIGEST
-    layers: Sequence[str]  # their chain IDs
+class _Layer:
+    """A layer that is asked for: its chain ID, and whether it is upon no other one."""
+
+    chain_id: str
+    is_first: bool
+
+    def check(self, name: str, layers: Sequence[str]) -> None:
+        """Refuse content of an image of that name, which has those layers, under a name
+        that it has not."""
+        if self.chain_id not in layers:
+            raise _WrongLayerError(
+                f"{name} has no layer of the chain ID {self.chain_id}",
+                hint="it is no artifact of the image that names it: build and push it "
+                "anew",
+            )
+        if self.is_first != (self.chain_id == layers[0]):
+            raise _WrongLayerError(
+                f"layer {self.chain_id} of {name} is "
+                + ("upon others, and not alone" if self.is_first else "upon no other")
+            )
 
 
 class Images:
@@ -140,7 +157,6 @@ class Images:
         self._looked_up: dict[str, tuple[float, str | Exception | None]] = {}
         self._problems: dict[str, str] = {}
         self._leaving: dict[str, threading.Thread] = {}  # which try to remove them
-        self._asking = Counter[str]()  # places whose registries are asked
         self.fallbacks = Counter[str]()
         self._logins = KubeletLogins(root / "logins", options.plugins, options.access)
         self._pool = ThreadPoolExecutor(_STARTING, thread_name_prefix="images")
@@ -149,10 +165,11 @@ class Images:
 
     def start(self) -> None:
         """Bring all images up that there were before, in the background, and remove
-        those that a killed process has left without snapshots. A third of all modules
-        is for that, and is loaded only now, when containerd is answered.
+        those that a killed process has left without snapshots. Two thirds of all
+        modules are for that and for the first pull, and are loaded only now, when
+        containerd is answered.
         """
-        self._pool.submit(getattr, volumes, "up_volume")
+        self._pool.submit(_load)
         self._pool.submit(self._remove_halves)
         for image in self._store.images():
             self._pool.submit(self._restart, image.digest)
@@ -215,27 +232,24 @@ class Images:
             return True
         try:
             check_digest(digest)
+            layer = _Layer(chain_id := _chain_id(target), is_first=not parent)
             with self._lock_of(digest):
                 self._refuse_if_failed(digest)
                 try:
-                    found = self._find(digest, labels.get(IMAGE_REF))
-                    layer = _chain_id(target)
-                    _check_layer(found, layer, is_first=not parent)
-                    self._bring_up(digest, found)
+                    name = self._open(digest, labels.get(IMAGE_REF), layer)
                 except _WrongLayerError:
-                    self._forget_login(found.name)
                     raise  # the image itself may be asked for meanwhile
                 except (BtrfsUblkError, OSError) as error:
                     self._failed[digest] = time.monotonic(), error
                     raise
-                self._store.add_layer(key, parent, labels, image=digest, layer=layer)
+                self._store.add_layer(key, parent, labels, image=digest, layer=chain_id)
         except RefusedError:
             raise
         except (BtrfsUblkError, OSError) as error:
             # NB: it may be kept, and what its frames hold is of this call.
             self._fall_back(digest, target, labels, error.with_traceback(None))
             return False
-        log.info("layer %s arrives when it is read, from %s", target, found.name)
+        log.info("layer %s arrives when it is read, from %s", target, name)
         return True
 
     def _index_of(self, labels: Mapping[str, str]) -> str | None:
@@ -305,15 +319,16 @@ class Images:
             str(error),
         )
 
-    def _find(self, digest: str, reference: str | None) -> _Found:
-        """Return an image, whose metadata are fetched when it is new."""
+    def _open(self, digest: str, reference: str | None, layer: _Layer) -> str:
+        """Bring an image up that has a layer; its metadata are fetched when it is new.
+        Returns its name. The caller has its lock."""
         row = self._row(digest)
         volume = _volume(digest)
         if not os.path.lexists(volume.path):
             if row is not None:
                 self._forget(digest)
-            return self._fetch(
-                digest, parse_reference(reference) if reference else None
+            return self._open_new(
+                digest, parse_reference(reference) if reference else None, layer
             )
         if row is None:
             raise BtrfsUblkError(
@@ -321,7 +336,9 @@ class Images:
                 "made",
                 hint=f"if nobody needs it: btrfs-ublk volume remove {volume.name}",
             )
-        return _Found(row.name, self._up.get(digest) or _layers(volume))
+        layer.check(row.name, self._up.get(digest) or _layers(volume))
+        self._bring_up(digest, row.name)
+        return row.name
 
     def _row(self, digest: str) -> ImageRow | None:
         rows = self._store.images()
@@ -345,10 +362,9 @@ class Images:
         if row is not None:
             self._forget_login(row.name)
 
-    def _fetch(self, digest: str, reference: Reference | None) -> _Found:
-        """Get the metadata of an image into the store."""
-        store = images.ImageStore()
-        stored = store.find(digest)
+    def _open_new(self, digest: str, reference: Reference | None, layer: _Layer) -> str:
+        """Bring an image up that is not here, or only its metadata are."""
+        stored = images.ImageStore().find(digest)
         names = list(stored.names) if stored else []
         places = [reference.place] if reference else []
         places += [parse_reference(name).place for name in names]
@@ -360,29 +376,30 @@ class Images:
                 "or name repositories with --repository",
             )
         # What pods name, root has not chosen: a digest does not suffice.
-        policy = replace(read_policy(), digests=False)
+        policy = replace(read_policy(), digests=False) if stored is None else None
         first: BtrfsUblkError | None = None
         for place in dict.fromkeys(places):
-            wanted = parse_reference(f"{place}@{digest}")
+            name = str(parse_reference(f"{place}@{digest}"))
             listed_in = reference if reference and reference.place == place else None
             try:
-                if stored is None:
-                    with self._login(wanted) as access:
-                        images.pull_image(
-                            wanted, access, store, policy=policy, listed_in=listed_in
-                        )
-                header = store.header(digest)
+                self._bring_up(digest, name, layer, policy, listed_in)
             except BtrfsUblkError as error:
-                self._forget_login(str(wanted))
                 first = first or error
                 continue
-            return _Found(str(wanted), [layer.chain_id for layer in header.layers])
+            return name
         assert first is not None
         raise first
 
-    def _bring_up(self, digest: str, found: _Found) -> Path:
-        """Bring the volume of an image up, which is made if it is not there. The caller
-        has its lock."""
+    def _bring_up(
+        self,
+        digest: str,
+        name: str,
+        layer: _Layer | None = None,
+        policy: Policy | None = None,
+        listed_in: Reference | None = None,
+    ) -> Path:
+        """Bring the volume of an image up. One that is not there is made, if the policy
+        lets the image in, and the image has the layer. The caller has its lock."""
         mount = self._mount(digest)
         if digest in self._up and os.path.ismount(mount):
             return mount
@@ -392,10 +409,10 @@ class Images:
         is_new = not os.path.lexists(volume.path)
         if is_new:
             # Its login is kept for that.
-            self._store.add_image(digest, found.name)
+            self._store.add_image(digest, name)
         try:
             if is_new:
-                definition = self._definition(found.name, mount)
+                definition = self._definition(name, mount)
             else:
                 definition = replace(
                     volume.definition(),
@@ -403,18 +420,25 @@ class Images:
                     cache_max_bytes=self._options.cache_max_bytes,
                 )
                 # It is renewed from now on; an image needs no network to come up.
-                self._logins.access(parse_reference(found.name), fresh=False)
+                self._logins.access(parse_reference(name), fresh=False)
             self._mounts.mkdir(mode=0o700, exist_ok=True)
-            volumes.up_volume(volume.name, definition)
+
+            def check() -> None:
+                if layer is not None:
+                    layer.check(name, _layers(volume))
+
+            volumes.up_volume(
+                volume.name, definition, made=check, policy=policy, listed_in=listed_in
+            )
         except BaseException as error:
             self._problems[digest] = str(error)
             if is_new and not os.path.lexists(volume.path):
                 self._store.forget_image(digest)
-                self._forget_login(found.name)
+                self._forget_login(name)
             raise
         (mount / SNAPSHOTS_DIRECTORY).mkdir(mode=0o700, exist_ok=True)
         self._settle(digest, mount)
-        self._up[digest] = found.layers
+        self._up[digest] = _layers(volume)
         self._problems.pop(digest, None)
         if is_new:
             self._store.set_ready(digest, time.monotonic() - start_s)
@@ -444,7 +468,7 @@ class Images:
             if row is None or not os.path.lexists(volume.path):
                 self._forget(digest)
                 raise BtrfsUblkError(f"the volume of image {digest} is lost")
-            return self._bring_up(digest, _Found(row.name, _layers(volume)))
+            return self._bring_up(digest, row.name)
 
     def opened(self) -> list[tuple[str, Path]]:
         """Return the images that are up, with their mount points."""
@@ -517,23 +541,12 @@ class Images:
             lock.release()
         return True
 
-    @contextmanager
-    def _login(self, reference: Reference) -> Iterator[RegistryAccess]:
-        """Get a login that nobody forgets within the block."""
-        with self._lock:
-            self._asking[reference.place] += 1
-        try:
-            yield self._logins.access(reference)
-        finally:
-            with self._lock:
-                self._asking[reference.place] -= 1
-
     def _forget_login(self, name: str) -> None:
         """Forget the login of an image that is not here, if no other one needs it."""
         place = parse_reference(name).place
         others = (parse_reference(one.name).place for one in self._store.images())
         with self._lock:
-            if place not in others and not self._asking[place]:
+            if place not in others:
                 self._logins.forget(parse_reference(name))
 
     def _is_unused(self, digest: str) -> bool:
@@ -590,6 +603,13 @@ def cached_bytes(digest: str) -> int:
     return total
 
 
+def _load() -> None:
+    import btrfs_ublk.image.registry  # noqa: F401
+    from btrfs_ublk.volume import image_seed, up  # noqa: F401
+
+    image_seed.load_next()
+
+
 def _hex(digest: str) -> str:
     return digest.partition(":")[2][:_HEX_DIGITS]
 
@@ -617,20 +637,6 @@ def _chain_id(target: str) -> str:
     if target.startswith(_BUILDKIT_LAYER):
         return target.removeprefix(_BUILDKIT_LAYER).replace("-", ":", 1)
     return target
-
-
-def _check_layer(found: _Found, target: str, *, is_first: bool) -> None:
-    """Refuse content under a name that it has not."""
-    if target not in found.layers:
-        raise _WrongLayerError(
-            f"{found.name} has no layer of the chain ID {target}",
-            hint="it is no artifact of the image that names it: build and push it anew",
-        )
-    if is_first != (target == found.layers[0]):
-        raise _WrongLayerError(
-            f"layer {target} of {found.name} is "
-            + ("upon others, and not alone" if is_first else "upon no other one")
-        )
 
 
 def _reason(error: Exception) -> str:

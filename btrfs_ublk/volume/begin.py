@@ -21,6 +21,8 @@ from btrfs_ublk.volume.store import (
 
 if TYPE_CHECKING:
     from btrfs_ublk.content.oci import Resolved
+    from btrfs_ublk.image.policy import Policy
+    from btrfs_ublk.image.reference import Reference
     from btrfs_ublk.volume.definition import VolumeDefinition
     from btrfs_ublk.volume.report import KeptVolume
 
@@ -33,6 +35,8 @@ def up_volume(
     made: Callable[[], object] | None = None,
     resolved: Resolved | None = None,
     files: bool = True,
+    policy: Policy | None = None,
+    listed_in: Reference | None = None,
 ) -> KeptVolume:
     """Mount a volume with all files and trees of its definition (None: of that which
     find_definition() chooses); it outlives this process. A volume that is already up
@@ -42,7 +46,8 @@ def up_volume(
     /var/lib/btrfs-ublk/volumes), and survive down_volume() and reboots. ``made`` is
     called when all is done, with signals deferred; ``resolved`` with each image whose
     tag was resolved to a digest, which is kept from then on. Without ``files``, these
-    are only counted in what is returned.
+    are only counted in what is returned. ``policy`` and ``listed_in``: of the image of
+    a new volume, see pulling().
 
     Raises UsageError for a definition that does not fit the existing volume,
     CapabilityError, BtrfsUblkError. What was made for this is undone then.
@@ -61,7 +66,9 @@ def up_volume(
             with deferred():
                 # Most volumes need none of it.
                 from btrfs_ublk.volume.image_seed import beginning_image
-            image = held.enter_context(beginning_image(definition))
+            image = held.enter_context(
+                beginning_image(definition, policy=policy, listed_in=listed_in)
+            )
         with deferred():
             from btrfs_ublk.supervision.client import daemon_starting
         held.enter_context(daemon_starting())

@@ -22,6 +22,7 @@ from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.documents import DATA_OFFSET, SealedManifest, Start
 from btrfs_ublk.image.layout import Layout, blob_name
+from btrfs_ublk.image.policy import Policy
 from btrfs_ublk.image.pull import Pull, open_sealed, pulling
 from btrfs_ublk.image.reference import LayoutName, Name, Reference, parse_name
 from btrfs_ublk.image.store import ImageStore
@@ -42,6 +43,11 @@ _NEXT = (
     *("btrfs_ublk.server.description", "btrfs_ublk.device.lifecycle"),
     *("btrfs_ublk.content.maps", "btrfs_ublk.content.digests", "btrfs_ublk.image.pack"),
 )
+
+
+def load_next() -> None:
+    for module in _NEXT:
+        import_module(module)
 
 
 @dataclass(frozen=True)
@@ -210,9 +216,16 @@ def _seed_of(about: PackHeader | Start, path: Path) -> Seed:
 
 
 @contextmanager
-def finding(name: Name, access: RegistryAccess) -> Iterator[FoundImage]:
-    """Find an image whose metadata are on this machine, or begin to fetch them. Raises
-    UsageError, RegistryError, InvalidImageError, RefusedImageError."""
+def finding(
+    name: Name,
+    access: RegistryAccess,
+    *,
+    policy: Policy | None = None,
+    listed_in: Reference | None = None,
+) -> Iterator[FoundImage]:
+    """Find an image whose metadata are on this machine, or begin to fetch them, see
+    pulling(). Raises UsageError, RegistryError, InvalidImageError, RefusedImageError.
+    """
     if isinstance(name, LayoutName):
         layout, manifest, _ = open_sealed(name)
         mirror = None
@@ -250,7 +263,7 @@ def finding(name: Name, access: RegistryAccess) -> Iterator[FoundImage]:
         if stored is not None:
             yield found(store.manifest(stored.digest), stored.pack)
             return
-    with pulling(name, access, store) as pull:
+    with pulling(name, access, store, policy=policy, listed_in=listed_in) as pull:
         if pull.stored is None:
             yield found(pull.sealed, None, pull)
         else:
@@ -261,6 +274,9 @@ def finding(name: Name, access: RegistryAccess) -> Iterator[FoundImage]:
 @contextmanager
 def beginning_image(
     definition: VolumeDefinition,
+    *,
+    policy: Policy | None = None,
+    listed_in: Reference | None = None,
 ) -> Iterator[Callable[[], FoundImage]]:
     """Find the image of a new volume in a thread, so that the first requests go out
     while other things are done. Yields a function that waits for it, and raises as
@@ -275,13 +291,13 @@ def beginning_image(
 
         def find() -> None:
             try:
-                found.append(stack.enter_context(finding(image, access)))
+                one = finding(image, access, policy=policy, listed_in=listed_in)
+                found.append(stack.enter_context(one))
             except BaseException as error:
                 found.append(error)
 
         def wait() -> FoundImage:
-            for module in _NEXT:
-                import_module(module)
+            load_next()
             thread.join()
             if isinstance(found[0], BaseException):
                 raise found[0]

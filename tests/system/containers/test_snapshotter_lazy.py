@@ -6,7 +6,7 @@ import shutil
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,15 @@ from support.waiting import wait_until
 
 from btrfs_ublk.base.private_dirs import VOLUMES_VARIABLE
 from btrfs_ublk.base.process import run
+from btrfs_ublk.bench.link import link
 from btrfs_ublk.containers.images import IMAGE_REF, MANIFEST_DIGEST
 from btrfs_ublk.containers.service import serving
 from btrfs_ublk.containers.status import ask
 from btrfs_ublk.containers.store import SNAPSHOT_REF
 from btrfs_ublk.content import Cache
+from btrfs_ublk.device import device_map
 from btrfs_ublk.device.state import RUN_VARIABLE
+from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.image.documents import SEALED_IN
 from btrfs_ublk.image.pull import pull_image
 from btrfs_ublk.image.reference import parse_reference
@@ -126,6 +129,29 @@ def test_the_cache_of_an_image_has_a_cap(place: Place, root: Path) -> None:
         client.call("Mounts", key="container")
         wait_until(lambda: state(root).images[0]["is_up"])
         assert limit() == 0
+
+
+def test_first_data_are_asked_for_beside_the_metadata(place: Place, root: Path) -> None:
+    image = place.push("team/app", *some_layers(), Cmd=["/big"])
+    volume = volume_directory(f"snapshotter-{image.sealed[7:23]}")
+
+    def are_asked_for() -> bool:
+        with suppress(BtrfsUblkError):
+            first = device_map(volume.name).prefetch_status()
+            return first is not None and volume.made().is_pending
+        return False
+
+    host, _, port = place.registry.host.partition(":")
+    with ExitStack() as stack:
+        far = link((host, int(port)), round_trip_s=1.5, bytes_per_s=0)
+        address, _ = stack.enter_context(far)
+        place.allow(f"{address}/*")
+        client = stack.enter_context(served(place, root))
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        asked = pool.submit(pull, client, elsewhere(image, address))
+        wait_until(are_asked_for)
+        container = client.prepare("container", asked.result(60))
+        assert (container / "big").read_bytes() == image.layers[0]["big"]
 
 
 def test_what_is_told_of_it(place: Place, root: Path) -> None:
@@ -292,7 +318,7 @@ def test_what_cannot_be_opened_is_unpacked_or_refused(place: Place, root: Path) 
         place.allow(pattern, keys=keys)
         with served(place, root, require="sealed") as client:
             assert f"({reason})" in refusal(client, asked)
-            assert client.names() == {}
+            assert client.names() == {} and list_volumes() == []
             assert state(root).fallbacks == {reason: 1}
         if number:
             continue
@@ -381,7 +407,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(
         hog = fill(disk)
         with served(place, root, require="sealed") as client:
             said = refusal(client, image.labels(0))
-            assert "(failed)" in said and "make room there" in said
+            assert "(failed)" in said and "is its disk full" in said
             assert state(root).fallbacks == {"failed": 1} and state(root).images == []
         hog.unlink()
         assert not list(disk.glob("volumes/snapshotter*"))
