@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from btrfs_ublk.image.check import CheckReport, check_image
     from btrfs_ublk.image.convert import convert_image
     from btrfs_ublk.image.documents import CHECKSUMS, COMPRESSIONS, Compression
-    from btrfs_ublk.image.first import traced_ranges
+    from btrfs_ublk.image.first import push_trace, traced_ranges
     from btrfs_ublk.image.indexed import index_image
     from btrfs_ublk.image.layout import Layout
     from btrfs_ublk.image.pull import inspect_image, pull_image

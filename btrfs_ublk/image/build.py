@@ -27,6 +27,7 @@ from btrfs_ublk.image.documents import (
     METADATA,
     NO_PLATFORM,
     SEALED_IN,
+    TRACE,
     Descriptor,
     Start,
     embedding,
@@ -117,6 +118,7 @@ def build_image(
     ``check`` raises, the image loses its name, which one that had it before gets back.
     """
     helper_path(MKIMAGE)
+    is_traced = bool(options.first)
     if tag is None:
         given = source.tag if isinstance(source, (Reference, LayoutName)) else None
         tag = given or DEFAULT_TAG
@@ -138,7 +140,9 @@ def build_image(
             report = make_image(opened, work / "image", options)
             say("pack the metadata")
             before = layout.tagged(tag)
-            made = seal(layout, work / "image", report, opened, tag)
+            made = seal(
+                *(layout, work / "image", report, opened, tag), traced=is_traced
+            )
         try:
             check(made.name)
         except BaseException:
@@ -213,7 +217,13 @@ def source_date_epoch() -> int | None:
 
 
 def seal(
-    layout: Layout, made: Path, report: dict[str, Any], opened: OpenedSource, tag: str
+    layout: Layout,
+    made: Path,
+    report: dict[str, Any],
+    opened: OpenedSource,
+    tag: str,
+    *,
+    traced: bool = False,
 ) -> BuiltImage:
     """Add to a layout what mkimage has made in the directory ``made``, and told in its
     report, with the ordinary image that is there; then name that. Raises OSError."""
@@ -243,7 +253,8 @@ def seal(
         fsid=header.fsid,
         digests=digests.units,
     )
-    manifest = write_sealed_manifest(pack, data, annotations=start.to_annotations())
+    annotations = start.to_annotations() | ({TRACE: "first"} if traced else {})
+    manifest = write_sealed_manifest(pack, data, annotations=annotations)
     sealed = layout.add(MANIFEST, manifest, artifactType=ARTIFACT, platform=NO_PLATFORM)
     index = layout.add(INDEX, _index(layout, opened, sealed, manifest))
     layout.tag(index, tag)

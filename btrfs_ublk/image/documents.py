@@ -12,6 +12,8 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field, replace
+from datetime import datetime
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -40,6 +42,9 @@ EMPTY_BYTES = b"{}"
 ARTIFACT = "application/vnd.btrfs-ublk.image.v1"
 #: Of an image whose data stay in the layers of another one, its subject.
 INDEXED = "application/vnd.btrfs-ublk.index.v1"
+#: Of what a start of an image has read, its subject, and the annotation that says it.
+TRACED = "application/vnd.btrfs-ublk.trace.v1"
+TRACE = "vnd.btrfs-ublk.trace"
 METADATA = "application/vnd.btrfs-ublk.metadata.v1+zstd"
 DATA = "application/vnd.btrfs-ublk.data.v1"
 #: Annotation of a layer: the digest of the manifest of the sealed image that has it.
@@ -86,6 +91,14 @@ _LAYER = re.compile(
     r"(?:oci\.image\.layer(?P<oci>\.nondistributable)?\.v1\.tar(?:\+(?P<o>gzip|zstd))?"
     r"|docker\.image\.rootfs(?P<docker>\.foreign)?\.diff\.tar(?:\.(?P<d>gzip|zstd))?)"
 )
+
+
+def created_s(one: Descriptor) -> float:
+    """Return when something was made, by what its descriptor says."""
+    try:
+        return datetime.fromisoformat(str(one.annotations[CREATED])).timestamp()
+    except (KeyError, ValueError, OverflowError):
+        return -inf
 
 
 class InvalidImageError(BtrfsUblkError):
@@ -402,6 +415,8 @@ class SealedManifest:
     data: Descriptor | None
     subject: Descriptor | None = None
     start: Start | None = None
+    #: Whether what comes first was traced, so that a referrer knows no better.
+    traced: bool = False
 
     @property
     def data_bytes(self) -> int:
@@ -460,11 +475,14 @@ def parse_sealed_manifest(data: bytes, where: str) -> SealedManifest:
     if subject is not None and DATA in found:
         raise InvalidImageError(f"{where} is an indexed image with data of its own")
     annotations = document.get("annotations")
-    text = annotations.get(START) if isinstance(annotations, dict) else None
+    if not isinstance(annotations, dict):
+        annotations = {}
+    text = annotations.get(START)
     return SealedManifest(
         digest_of(data),
         found[METADATA],
         found.get(DATA),
         subject,
         Start.parse(text) if isinstance(text, str) and DATA in found else None,
+        TRACE in annotations,
     )

@@ -3,12 +3,14 @@ the image was started, as a trace has it."""
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
@@ -17,13 +19,28 @@ from btrfs_ublk.base.process import spawn
 from btrfs_ublk.content.trace import Trace
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess
-from btrfs_ublk.image.documents import DATA_OFFSET, TAG
+from btrfs_ublk.image.build import source_date_epoch
+from btrfs_ublk.image.documents import (
+    CREATED,
+    DATA_OFFSET,
+    EMPTY,
+    EMPTY_BYTES,
+    MANIFEST,
+    TAG,
+    TRACE,
+    TRACED,
+    describe,
+    to_bytes,
+)
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import read_header, unpack
 from btrfs_ublk.image.pull import look_up, open_sealed
 from btrfs_ublk.image.reference import LayoutName, Name, Reference
+from btrfs_ublk.image.repository import Repository
 from btrfs_ublk.image.start.programs import Range
 from btrfs_ublk.image.store import ImageStore
+from btrfs_ublk.image.traces import MAX_BYTES, MAX_TEXT
+from btrfs_ublk.image.traces import Extent as TraceExtent
 from btrfs_ublk.image.transfer import open_repository
 from btrfs_ublk.image.tree import finished
 
@@ -162,3 +179,95 @@ def _packs(
                 yield opened.verify(manifest.pack)
     for stored in ImageStore().images():
         yield stored.pack
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushedTrace:
+    """A trace that was pushed. ``subject`` is the digest of the image's manifest."""
+
+    digest: str
+    subject: str
+    traced_bytes: int
+    left_out_bytes: int
+
+
+def push_trace(
+    trace: Trace, reference: Reference, repository: Repository
+) -> PushedTrace:
+    """Store what a trace has read of an image beside it. Raises UsageError for a trace
+    of another image, RegistryError, InvalidImageError."""
+    _, data, sealed = look_up(reference, repository)
+    with tempfile.TemporaryDirectory(prefix="btrfs-ublk-") as work:
+        pack = repository.get_file(sealed.pack, Path(work, "pack"))
+        header = read_header(pack)
+        roots = {header.root: 0}
+        if header.sources:
+            _, digests = unpack(pack, Path(work, "seed.img"))
+            roots = {
+                digests.part(each.offset, each.data_bytes).root: each.offset
+                for each in header.sources
+            }
+    kept: list[TraceExtent] = []
+    left_out, text = 0, "[]"
+    for extent in _whole_units(trace, roots, header.unit, header.data_bytes):
+        longer = json.dumps([*kept, extent], separators=(",", ":"))
+        if sum(x for _, x in kept) + extent[1] > MAX_BYTES or len(longer) > MAX_TEXT:
+            left_out += extent[1]
+            continue
+        kept.append(extent)
+        text = longer
+    if not kept:
+        raise UsageError(
+            f"the trace has read nothing of {reference}",
+            hint="record it while this image is up: btrfs-ublk trace record",
+        )
+    when = datetime.fromtimestamp(
+        source_date_epoch() or datetime.now().timestamp(), timezone.utc
+    )
+    annotations = {CREATED: when.isoformat(timespec="seconds"), TRACE: text}
+    empty = describe(EMPTY, EMPTY_BYTES)
+    subject = describe(MANIFEST, data)
+    manifest = to_bytes(
+        {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "artifactType": TRACED,
+            "config": dict(empty.raw),
+            "layers": [dict(empty.raw)],
+            "subject": dict(subject.raw),
+            "annotations": annotations,
+        }
+    )
+    if not repository.has(empty):
+        repository.upload_bytes(empty, EMPTY_BYTES)
+    one = describe(MANIFEST, manifest, artifactType=TRACED, annotations=annotations)
+    repository.put_referrer(one, subject.digest, manifest)
+    return PushedTrace(
+        digest=one.digest,
+        subject=subject.digest,
+        traced_bytes=sum(x for _, x in kept),
+        left_out_bytes=left_out,
+    )
+
+
+def _whole_units(
+    trace: Trace, roots: dict[str, int], unit: int, data_bytes: int
+) -> list[TraceExtent]:
+    """Return what a trace has read, in whole units, in that order, each once."""
+    found: list[TraceExtent] = []
+    seen: set[int] = set()
+    for run in trace.reads:
+        source = trace.sources[run.source]
+        if source.root is None or (base := roots.get(source.root)) is None:
+            continue
+        for number in trace.units_of(run, unit, source.size):
+            start = base + number * unit
+            if start in seen or start >= data_bytes:
+                continue
+            seen.add(start)
+            length = min(unit, data_bytes - start)
+            if found and sum(found[-1]) == start:
+                found[-1] = (found[-1][0], found[-1][1] + length)
+            else:
+                found.append((start, length))
+    return found

@@ -10,9 +10,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import datetime
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +19,13 @@ from btrfs_ublk.errors import UsageError, writing
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import (
     ARTIFACT,
-    CREATED,
     INDEXED,
     Descriptor,
     InvalidImageError,
     SealedManifest,
     Start,
     choose_platform,
+    created_s,
     embedded,
     is_index,
     manifests_of,
@@ -55,6 +53,8 @@ _NOT_SEALED_HINT = (
 )
 #: An index may have other things for no platform, as attestations.
 _MAX_CANDIDATES = 16
+#: How long what is complete may wait for a trace.
+_TRACE_PATIENCE_S = 1.0
 
 
 class NotSealedError(UsageError):
@@ -170,7 +170,7 @@ def _find_indexed(
         if each.raw.get("artifactType") == INDEXED
     ]
     made = []
-    for one in sorted(found[::-1], key=_created_s, reverse=True)[:_MAX_CANDIDATES]:
+    for one in sorted(found[::-1], key=created_s, reverse=True)[:_MAX_CANDIDATES]:
         data = repository.document(one.digest).data
         # A list of referrers is anybody's word.
         with suppress(InvalidImageError):
@@ -178,13 +178,6 @@ def _find_indexed(
             if sealed.subject is not None and sealed.subject.digest == subject:
                 made.append((data, sealed))
     return made
-
-
-def _created_s(one: Descriptor) -> float:
-    try:
-        return datetime.fromisoformat(str(one.annotations[CREATED])).timestamp()
-    except (KeyError, ValueError, OverflowError):
-        return -inf
 
 
 def _check_layers(
@@ -233,6 +226,9 @@ class Pull:
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._unwanted = False
+        #: What the newest trace that refers to the image has read, once that is known.
+        self.trace: list[tuple[int, int]] = []
+        self._tracing: threading.Thread | None = None
 
     @property
     def start(self) -> Start | None:
@@ -244,6 +240,15 @@ class Pull:
         self._new = new
         self._thread = threading.Thread(target=self._fetch, daemon=True)
         self._thread.start()
+        if not self.sealed.traced:
+            self._tracing = threading.Thread(target=self._find_trace, daemon=True)
+            self._tracing.start()
+
+    def _find_trace(self) -> None:
+        from btrfs_ublk.image.traces import find_trace
+
+        with suppress(Exception):  # the repository may be closed meanwhile
+            self.trace = find_trace(self.sealed.digest, self._repository)
 
     def _fetch(self) -> None:
         assert self._new is not None
@@ -282,7 +287,9 @@ class Pull:
         """Put the image into the store. Raises as pack() does."""
         if self._new is not None:
             self.pack()
-            store.add(self._new, self._manifest)
+            if self._tracing is not None:
+                self._tracing.join(_TRACE_PATIENCE_S)
+            store.add(self._new, self._manifest, self.trace)
             self.fetched_bytes += self.sealed.pack.size
         store.name(str(self.reference), self.sealed.digest, pinned=pinned)
 

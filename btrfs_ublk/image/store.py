@@ -7,10 +7,11 @@ not at all. Root trusts what is in it, as it was verified when it came.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
@@ -119,9 +120,11 @@ class ImageStore:
         removed at the end if it is still there. What dead commands left goes first."""
         return scratch_directory(self.path, f"write to {self.path}", self._locked)
 
-    def add(self, new: Path, manifest: bytes) -> str:
+    def add(
+        self, new: Path, manifest: bytes, trace: Sequence[tuple[int, int]] = ()
+    ) -> str:
         """Add an image, whose verified ``pack`` is in ``new`` (from adding()); return
-        its digest."""
+        its digest. ``trace`` has the extents of its data that a start reads."""
         sealed = parse_sealed_manifest(manifest, "the manifest")
         target = self._directory(sealed.digest)
         with self._locked():
@@ -129,6 +132,9 @@ class ImageStore:
                 return sealed.digest
             with writing(f"write to {new}"):
                 write_new(new / "manifest.json", manifest, mode=0o600)
+                if trace:
+                    text = json.dumps(trace).encode()
+                    write_new(new / "trace.json", text, mode=0o600, synced=True)
                 (new / ".lock").unlink(missing_ok=True)
                 for path in (new / "pack", new / "manifest.json", new):
                     sync(path)
@@ -231,6 +237,15 @@ class ImageStore:
         """Return the manifest of an image that is there."""
         path = self._directory(digest) / "manifest.json"
         return parse_sealed_manifest(path.read_bytes(), str(path))
+
+    def trace(self, digest: str) -> list[list[int]]:
+        """Return the extents of an image's data that were traced: none, as a rule."""
+        with suppress(FileNotFoundError):
+            found: list[list[int]] = json.loads(
+                (self._directory(digest) / "trace.json").read_bytes()
+            )
+            return found
+        return []
 
     def header(self, digest: str) -> PackHeader:
         from btrfs_ublk.image.pack import read_header

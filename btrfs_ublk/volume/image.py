@@ -8,7 +8,7 @@ the layout until they are read.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -138,8 +138,9 @@ def _with_mirrors(source: SourceKeys) -> SourceKeys:
     return rest | {"mirrors": [*(common | x.keys() for x in found), own]}
 
 
-def map_image(volume: VolumeDirectory) -> None:
-    """Map the data of the volume's image, unless that was done before."""
+def map_image(volume: VolumeDirectory, trace: Sequence[Sequence[int]] = ()) -> None:
+    """Map the data of the volume's image, unless that was done before. ``trace`` has
+    the extents of them that a start has read, as volume.json may have later."""
     image = volume.made().image
     if image is None or _any_source(image) is None:
         return
@@ -167,8 +168,26 @@ def map_image(volume: VolumeDirectory) -> None:
     if volume.fsid() is None:
         _read_first(client, image)
     # What is in the cache is passed over, so each `up` may begin with it.
-    if first_bytes:
+    if traced := trace or image.get("trace"):
+        # What was derived comes behind: a trace may be one of another command.
+        _fetch_traced(client, image, [*traced, (0, first_bytes)])
+    elif first_bytes:
         client.prefetch(end=first_bytes, at_once=_FIRST_AT_ONCE)
+
+
+def _fetch_traced(
+    client: content.MapClient, image: dict[str, Any], extents: Sequence[Sequence[int]]
+) -> None:
+    from btrfs_ublk.image.traces import placed
+
+    offsets = [x["offset"] for x in image.get("sources", ())] or [0]
+    sources = [
+        (int(one["id"]), offset, int(one["size"]))
+        for offset, one in zip(offsets, client.sources(), strict=False)
+    ]
+    found = placed([(start, length) for start, length in extents], sources)
+    if found:
+        client.prefetch(found, at_once=_FIRST_AT_ONCE)
 
 
 def _read_first(client: content.MapClient, image: dict[str, Any]) -> None:

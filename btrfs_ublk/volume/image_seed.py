@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from fcntl import ioctl
@@ -65,6 +65,7 @@ class FoundImage:
     layer: Callable[[str], SourceKeys] | None = None
     stored: Path | None = None
     pull: Pull | None = None
+    stored_trace: Sequence[Sequence[int]] = ()
 
     def pack(self) -> Path:
         """The verified pack; waits for it."""
@@ -73,6 +74,11 @@ class FoundImage:
             return self.stored
         with step(f"pull {self.name}"):
             return self.pull.pack()
+
+    @property
+    def trace(self) -> Sequence[Sequence[int]]:
+        """The extents of the data that a start has read, as far as they are known."""
+        return self.pull.trace if self.pull else self.stored_trace
 
     @property
     def _start(self) -> Start | None:
@@ -145,6 +151,7 @@ class FoundImage:
             header, header.root
         ) | {
             "config": header.config.get("config"),
+            **({"trace": self.trace} if self.trace else {}),
             "layers": [layer.chain_id for layer in header.layers],
             **self._sources(header, digests, volume.path),
         }
@@ -242,6 +249,8 @@ def finding(
         )
         return
 
+    store = ImageStore()
+
     def found(
         manifest: SealedManifest, pack: Path | None, pull: Pull | None = None
     ) -> FoundImage:
@@ -256,9 +265,9 @@ def finding(
             blob if manifest.subject else None,
             pack,
             pull,
+            () if pull else store.trace(manifest.digest),
         )
 
-    store = ImageStore()
     with store.holding(str(name)) as stored:
         if stored is not None:
             yield found(store.manifest(stored.digest), stored.pack)

@@ -203,8 +203,9 @@ def _fetch_nothing_first(name: str, base: StrPath | None) -> None:
     """Have `up` fetch nothing ahead: nobody will read it from there any more."""
     with locked_volume(name, base) as volume:
         made = volume.made()
-        if made.image is not None and made.image.get("first_bytes"):
-            volume.write_made(replace(made, image=made.image | {"first_bytes": 0}))
+        if made.image is not None:
+            nothing = {"first_bytes": 0, "trace": []}
+            volume.write_made(replace(made, image=made.image | nothing))
 
 
 def _stored_bytes(path: Path) -> int:

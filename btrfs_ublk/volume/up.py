@@ -296,7 +296,7 @@ def bring_up(
     _make_cache(volume, definition)
     with step("make its device"):
         device = make_device(volume, definition)
-        map_image(volume)
+        map_image(volume, image.trace if image else ())
     if image is not None:
         image.complete(volume, device)
     if (rollback := volume.rollback()) is not None:

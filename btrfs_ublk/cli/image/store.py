@@ -81,6 +81,39 @@ def push(
 
 
 @click.command()
+@click.argument("trace", type=PathType(exists=True, dir_okay=False))
+@click.argument("image")
+@with_access
+@json_option
+def trace(
+    trace: Path, image: str, access: images.RegistryAccess, as_json: bool
+) -> None:
+    """Store beside a sealed image what a trace of its start has read.
+
+    TRACE is what `trace record` has written while the image was up, IMAGE is
+    REGISTRY/REPOSITORY:TAG. Hosts that pull the image afterwards find the trace, which
+    refers to it, and fetch first what it names, unless the image was built with a trace
+    already. The image stays as it is; the newest trace counts.
+    """
+    from btrfs_ublk.content.trace import Trace
+
+    target, loaded = images.parse_reference(image), Trace.load(trace)
+    with (
+        progress(f"push {trace}"),
+        images.open_repository(target, access, writing=True) as repository,
+    ):
+        pushed = images.push_trace(loaded, target, repository)
+    left_out = format_size(pushed.left_out_bytes)
+    tell(
+        f"{target.place}@{pushed.digest}",
+        as_json,
+        vars(pushed),
+        f"{format_size(pushed.traced_bytes)} come first"
+        + (f", {left_out} more would be too much" if pushed.left_out_bytes else ""),
+    )
+
+
+@click.command()
 @click.argument("image")
 @click.option("--pin", is_flag=True, help="Keep it: `image gc` leaves it.")
 @images_base

@@ -34,7 +34,7 @@ _SETTINGS = (
 _OPENSSL = ("usr/lib/ssl/openssl.cnf", "etc/ssl/openssl.cnf", "etc/pki/tls/openssl.cnf")
 #: Of a file that is larger, only the parts that are read before it runs come first:
 #: its head has symbols and relocations, which are applied to what is writable.
-_WHOLE_BYTES = 8 * MIB
+_WHOLE_BYTES = 16 * MIB
 _HEAD_BYTES, _WRITABLE_BYTES, _ENTRY_BYTES = MIB, 4 * MIB, 256 * KIB
 #: Scripts that run each other, words of a command, and interpreters of Python.
 _MAX_DEPTH, _MAX_WORDS, _MAX_PYTHONS = 4, 64, 4

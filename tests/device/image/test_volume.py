@@ -5,6 +5,7 @@ bytes come from, and what is kept, is the same.
 """
 
 import hashlib
+import json
 import os
 import random
 import subprocess
@@ -30,6 +31,7 @@ from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuiltImage, seal
 from btrfs_ublk.image.documents import digest_of
 from btrfs_ublk.image.layout import Layout
+from btrfs_ublk.image.pull import inspect_image
 from btrfs_ublk.image.reference import Reference
 from btrfs_ublk.image.source import OpenedSource
 from btrfs_ublk.image.transfer import open_repository, push_image
@@ -219,6 +221,39 @@ def test_several_come_up_at_once(place: Place) -> None:
 
 
 @pytest.mark.parametrize("front_end", ["fuse"])
+def test_a_trace_beside_the_image_decides_what_comes_first(
+    place: Place, registry: Registry
+) -> None:
+    image, inode = image_of_a_file(place.root / "image")
+    target = Reference(registry.host, "some/app", "1")
+    push(image, target, registry.ca_file)
+    allow(place, target.place)
+    root = inspect_image(image.name, RegistryAccess()).header.root
+    source = {"source": 1, "size": len(DATA), "unit": 4096, "root": root, "mirrors": []}
+    lines = [{"format": "btrfs-ublk trace", "version": 2}, source, [1, 100, 1, 0]]
+    path = place.root / "trace"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    ca = ("--ca-file", registry.ca_file)
+    done = place.command("trace", path, target, *ca, noun="image")
+    assert done.returncode == 0 and "64 KiB come first" in done.stderr, done.stderr
+    definition = place.definition(image=str(target), image_ca_file=registry.ca_file)
+    for number in range(3):
+
+        def ended() -> bool:
+            now = device_map(NAME).prefetch_status()
+            return now is not None and not now.is_running
+
+        if number == 2:  # of what is in the store now
+            remove_volume(NAME, base=place.base)
+        up_volume(NAME, definition, base=place.base)
+        wait_until(ended)
+        found = device_map(NAME).prefetch_status()
+        assert found is not None and found.is_complete and found.units == 1
+        down_volume(NAME, base=place.base)
+    up_volume(NAME, definition, base=place.base)
+    assert content(place.target, inode) == DATA
+
+
 def test_a_kill_while_the_metadata_come(place: Place, registry: Registry) -> None:
     """The device is there before the seed is; what a kill leaves then is made anew."""
     image, inode = image_of_a_file(place.root / "image")

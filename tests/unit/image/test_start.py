@@ -108,6 +108,7 @@ def test_of_large_programs_only_parts_come_first(
     assert any(x.offset <= elf.entry < x.offset + x.length for x in found)
     for segment in (each for each in elf.segments if each.writable):
         assert Range("large", segment.offset, segment.length) in found
+    assert found[0] == Range("large", 0, MIB)
 
 
 def test_python_comes_with_what_it_imports(tmp_path: Path, layer: LayerTar) -> None:
