@@ -1,4 +1,4 @@
-"""What containerd's calls of snapshots cost with ours, beside its own overlayfs.
+"""What containerd's calls of snapshots cost with ours, beside its own snapshotters.
 
 ``scripts/isolate python -m btrfs_ublk.bench.containers --help``
 """
@@ -25,6 +25,8 @@ from btrfs_ublk.kernel.temporary import tempdir
 
 CONTAINERD = Program("containerd", package="containerd")
 OVERLAYFS, OURS = "overlayfs", "btrfs-ublk"
+#: containerd's own "btrfs" is part of its process.
+_SUBJECTS = (OVERLAYFS, "btrfs", OURS)
 CALLS = ("Prepare", "Mounts", "Stat", "Commit", "Remove")
 #: Their times together have a goal.
 _TOGETHER = ("Prepare", "Stat", "Commit")
@@ -39,6 +41,8 @@ state = "{work}/state"
 disabled_plugins = ["io.containerd.grpc.v1.cri"]
 [grpc]
   address = "{work}/containerd.sock"
+[plugins."io.containerd.snapshotter.v1.btrfs"]
+  root_path = "{work}/btrfs/containerd"
 """
 
 
@@ -88,8 +92,9 @@ def call(channel: Any, name: str, snapshotter: str, /, **fields: Any) -> Any:
 
 @contextmanager
 def _bed(parent: Path) -> Iterator[Any]:
-    """Run containerd, whose overlayfs is on an ext4, and our snapshotter on a btrfs,
-    each on a loop device of a file below ``parent``; yields a channel to it."""
+    """Run containerd, whose overlayfs is on an ext4, and our snapshotter on a btrfs
+    beside its own, on loop devices of files below ``parent``; yields a channel to it.
+    """
     import grpc
 
     with tempdir(parent=parent) as work, ExitStack() as stack:
@@ -152,7 +157,7 @@ def tables(document: Document) -> list[Table]:
         return quantile(sorted(x["ms"] for x in mine), 0.99)
 
     calls = list(dict.fromkeys(x["call"] for x in results))
-    results.sort(key=lambda x: (calls.index(x["call"]), x["subject"] == OURS))
+    results.sort(key=lambda x: (calls.index(x["call"]), _SUBJECTS.index(x["subject"])))
     columns = [
         Column("calls", len),
         Column("median", "ms", 2),
@@ -170,7 +175,7 @@ def command(run: Run) -> None:
     said = run_program([CONTAINERD.name, "--version"], timeout_s=_TIMEOUT_S).stdout
     run.document["parameters"]["containerd"] = said.split()[2]
     with _bed(run.parent) as channel:
-        callers = [_Caller(subject, channel) for subject in (OVERLAYFS, OURS)]
+        callers = [_Caller(subject, channel) for subject in _SUBJECTS]
         for caller in callers:
             for _ in range(_LAYERS):
                 caller.round(keep=True)

@@ -53,7 +53,7 @@ def test_containers(sparse_path: Path) -> None:
     document = measured("containers", *words, needs=(containers.CONTAINERD,))
     (table,) = containers.tables(document)
     pairs = [tuple(row[:2]) for row in table.rows]
-    assert len(pairs) == 2 * (len(containers.CALLS) + 1) == len(set(pairs))
+    assert len(pairs) == 3 * (len(containers.CALLS) + 1) == len(set(pairs))
     assert {row[2] for row in table.rows} == {"2"}
 
 
