@@ -383,6 +383,8 @@ class Images:
             listed_in = reference if reference and reference.place == place else None
             try:
                 self._bring_up(digest, name, layer, policy, listed_in)
+            except _WrongLayerError:
+                raise  # it is the same image everywhere
             except BtrfsUblkError as error:
                 first = first or error
                 continue
