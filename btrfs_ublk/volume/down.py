@@ -4,7 +4,7 @@ resources."""
 from __future__ import annotations
 
 import fcntl
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from btrfs_ublk.base.gc import collect
@@ -25,6 +25,7 @@ from btrfs_ublk.volume.mounts import (
     is_mounted,
     mount_points,
     mounts_of,
+    seed_locked,
     wait_for_openers,
     wait_for_users,
     wait_for_users_elsewhere,
@@ -245,11 +246,14 @@ def _find_frozen(volume: VolumeDirectory, target: Path) -> list[Path]:
         return []
     ledger = KeptLedger(volume.ledgers)
     try:
-        with mounted(loops[0], target, ledger=ledger), deferred():
-            if is_frozen(target):
-                ledger.leave()
-                return [target]
-    except BtrfsUblkError as error:
+        with ExitStack() as stack:
+            with seed_locked(volume):
+                stack.enter_context(mounted(loops[0], target, ledger=ledger))
+            with deferred():
+                if is_frozen(target):
+                    ledger.leave()
+                    return [target]
+    except (BtrfsUblkError, OSError) as error:
         log.debug("%s", error)
     finally:
         ledger.close()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
+import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from btrfs_ublk import kernel as resources
@@ -19,7 +23,46 @@ from btrfs_ublk.kernel.mountinfo import (
 )
 from btrfs_ublk.kernel.users import command_of, pids_using
 
+if TYPE_CHECKING:
+    from btrfs_ublk.volume.store import VolumeDirectory
+
 _BTRFS = Path("/sys/fs/btrfs")
+#: All processes of a kernel have the same file, whatever directories they use.
+_CONTROL = "/dev/btrfs-control"
+#: To mount takes 0.1 s, and many may wait for each other.
+_SEED_TIMEOUT_S, _SEED_RETRY_S = 120.0, 0.01
+#: struct flock of linux/fcntl.h: type, whence, start, length, pid.
+_FLOCK = struct.Struct("@hhqqi")
+
+
+@contextmanager
+def seed_locked(volume: VolumeDirectory) -> Iterator[None]:
+    """Let no other volume of the same image be mounted meanwhile. Between the look at a
+    mount's devices and their opening, the kernel would take its seed for this one's, as
+    it knows seeds by their fsid (btrfs_get_tree_super() in fs/btrfs/super.c). Raises
+    BtrfsUblkError, OSError."""
+    if volume.made().image is None:
+        yield
+        return
+    # A lock of one byte, which stands for that seed, of the open file: with flock(2),
+    # all images would wait for each other.
+    start = volume.seed().fsid.int >> 66
+    wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, 1, 0)
+    deadline_s = time.monotonic() + _SEED_TIMEOUT_S
+    with open(_CONTROL, "r+b", buffering=0) as control:
+        while True:
+            try:
+                fcntl.fcntl(control, fcntl.F_OFD_SETLK, wanted)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline_s:
+                    raise BtrfsUblkError(
+                        f"{_SEED_TIMEOUT_S:g} s were not enough for others to mount the"
+                        " same image",
+                        hint=f"see which: fuser {_CONTROL}",
+                    ) from None
+            time.sleep(_SEED_RETRY_S)
+        yield
 
 
 def is_mounted(fsid: UUID) -> bool:

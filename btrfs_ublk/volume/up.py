@@ -26,7 +26,6 @@ from btrfs_ublk.base.undo import undoing
 from btrfs_ublk.content.oci import Resolved
 from btrfs_ublk.device import recover_device
 from btrfs_ublk.device.locks import lock_file
-from btrfs_ublk.device.state import devices_directory
 from btrfs_ublk.errors import BtrfsUblkError, CommandError, LeftoverError, UsageError
 from btrfs_ublk.kernel.btrfs import (
     check_transactions,
@@ -51,7 +50,7 @@ from btrfs_ublk.volume.down import KeptLedger, take_down
 from btrfs_ublk.volume.files import add_files, as_made, check_files
 from btrfs_ublk.volume.forks import mount_overlays
 from btrfs_ublk.volume.image import check_seed_of_image, map_image, refuse_another_image
-from btrfs_ublk.volume.mounts import is_read_only, mount_points
+from btrfs_ublk.volume.mounts import is_read_only, mount_points, seed_locked
 from btrfs_ublk.volume.report import KeptVolume, look_at_volume
 from btrfs_ublk.volume.resize import check_writable, grow_writable
 from btrfs_ublk.volume.snapshots import (
@@ -86,8 +85,6 @@ _OF_NO_CONTENT = {"lock", "state", "limits", "limits.new"}
 _IN_USE_TIMEOUT_S = 2.0
 #: Another command may be fetching an image's metadata, and ends if nothing comes.
 _MAKING_TIMEOUT_S = 3600.0
-#: To mount takes 0.1 s, and many may wait for each other.
-_SEED_TIMEOUT_S = 120.0
 
 if TYPE_CHECKING:
     from btrfs_ublk.volume.image_seed import FoundImage
@@ -419,7 +416,7 @@ def _sprouted(
 
     with ExitStack() as stack:
         ledger = stack.enter_context(closing(KeptLedger(volume.ledgers)))
-        with _seed_locked(volume):
+        with seed_locked(volume):
             stack.enter_context(
                 sprout(
                     device,
@@ -433,29 +430,6 @@ def _sprouted(
                 )
             )
         yield ledger
-
-
-@contextmanager
-def _seed_locked(volume: VolumeDirectory) -> Iterator[None]:
-    """Let no other volume of the same image be mounted meanwhile. Between the look at a
-    mount's devices and their opening, the kernel would take its seed for this one's, as
-    it knows seeds by their fsid (btrfs_get_tree_super() in fs/btrfs/super.c). Raises
-    BtrfsUblkError."""
-    if volume.made().image is None:
-        yield
-        return
-    path = devices_directory() / f".seed-{volume.seed().fsid}"
-    lock = lock_file(path, timeout_s=_SEED_TIMEOUT_S)
-    if lock is None:
-        raise BtrfsUblkError(
-            f"{_SEED_TIMEOUT_S:g} s were not enough for others to mount the same image",
-            hint=f"see which: fuser {path}",
-        )
-    with lock:
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
 
 
 def _roll_back(volume: VolumeDirectory, device: Path, rollback: Rollback) -> None:
@@ -491,7 +465,7 @@ def _mounted(
             loop_device(volume.sprout_image, lifeline=True, ledger=ledger)
         )
         try:
-            with _seed_locked(volume):
+            with seed_locked(volume):
                 mount = stack.enter_context(
                     mounted(
                         loop.path,

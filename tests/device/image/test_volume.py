@@ -10,6 +10,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,8 @@ from btrfs_ublk.volume import (
 )
 from btrfs_ublk.volume.definition import image_access
 from btrfs_ublk.volume.image_seed import find_named_image
-from btrfs_ublk.volume.store import volume_directory
+from btrfs_ublk.volume.mounts import seed_locked
+from btrfs_ublk.volume.store import Made, VolumeDirectory, volume_directory
 
 pytestmark = pytest.mark.usefixtures("in_process")
 
@@ -185,6 +187,30 @@ def test_from_a_registry(place: Place, registry: Registry) -> None:
     # What it is made of is kept, so that the name will do.
     assert place.command("down", NAME, noun="image").returncode == 0
     assert place.command("up", NAME).returncode == 0
+
+
+def test_one_mounts_a_seed_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of those that have other run directories: the kernel's list is one."""
+    volume = VolumeDirectory(tmp_path / "v")
+    volume.path.mkdir()
+    seed = make_seed(volume.seed_image, virtual_data_size=9 * MIB, metadata_only=True)
+    keys = {"tag": "", "size_bytes": MIB, "writable_bytes": MIB}
+    volume.write_made(Made(seed=seed.to_dict(), image={"name": "x"}, **keys))
+    locked = threading.Event()
+
+    def lock() -> None:
+        with seed_locked(volume):
+            locked.set()
+
+    waiting = threading.Thread(target=lock)
+    with seed_locked(volume):
+        monkeypatch.setenv("BTRFS_UBLK_RUN_DIR", str(tmp_path))
+        waiting.start()
+        assert not locked.wait(0.5)
+    waiting.join()
+    assert locked.is_set()
 
 
 @pytest.mark.parametrize("front_end", ["fuse"])
