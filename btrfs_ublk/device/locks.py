@@ -10,11 +10,11 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from btrfs_ublk.base.process import ProcessIdentity
-from btrfs_ublk.base.signals import deferred
+from btrfs_ublk.base.signals import deferred, delivered
 from btrfs_ublk.errors import BtrfsUblkError, writing
 from btrfs_ublk.kernel.users import links_of, pids
 
@@ -46,9 +46,12 @@ class Lock:
         self.close()
 
 
-def lock_file(path: Path, *, timeout_s: float = 0.0) -> Lock | None:
+def lock_file(
+    path: Path, *, timeout_s: float = 0.0, interruptible: bool = False
+) -> Lock | None:
     """Lock a file, which is made if missing. Returns None when it is still locked after
-    ``timeout_s`` seconds, or its directory is gone.
+    ``timeout_s`` seconds, or its directory is gone. If ``interruptible``, signals are
+    delivered while it waits, also within deferred().
 
     Raises BtrfsUblkError when it cannot be opened."""
     deadline_s = time.monotonic() + timeout_s
@@ -75,7 +78,8 @@ def lock_file(path: Path, *, timeout_s: float = 0.0) -> Lock | None:
         if time.monotonic() >= deadline_s:
             return None
         # flock(2) has no deadline, and no event says when the lock is released.
-        time.sleep(_RETRY_S)
+        with delivered() if interruptible else nullcontext():
+            time.sleep(_RETRY_S)
 
 
 #: How names of scratch directories begin.

@@ -391,9 +391,12 @@ class VolumeDirectory:
         )
         return seed.description([lazy])
 
-    def locked(self, timeout_s: float = _LOCK_TIMEOUT_S) -> Lock:
-        """Lock the volume against other commands. Raises BtrfsUblkError, OSError."""
-        lock = lock_file(self.lock, timeout_s=timeout_s)
+    def locked(
+        self, timeout_s: float = _LOCK_TIMEOUT_S, *, interruptible: bool = False
+    ) -> Lock:
+        """Lock the volume against other commands; ``interruptible`` as for lock_file().
+        Raises BtrfsUblkError, OSError."""
+        lock = lock_file(self.lock, timeout_s=timeout_s, interruptible=interruptible)
         if lock is None:
             raise BtrfsUblkError(
                 f"another command works on volume {self.name!r} for {timeout_s:g} s",
@@ -512,12 +515,13 @@ def open_or_make(
     make_seed: MakeSeed | None = None,
 ) -> tuple[Lock, bool]:
     """Lock a volume. Returns the lock, and if it was made: with a seed of virtual data,
-    or by ``make_seed``. Raises BtrfsUblkError."""
+    or by ``make_seed``. Signals interrupt only the wait for it. Raises BtrfsUblkError.
+    """
     if not os.path.lexists(volume.path):
         if (lock := _make(volume, definition, make_seed)) is not None:
             return lock, True
     volume.check()
-    return volume.locked(), False
+    return volume.locked(interruptible=True), False
 
 
 def _make(

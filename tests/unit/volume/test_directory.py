@@ -2,6 +2,9 @@
 
 import json
 import os
+import signal
+import threading
+import time
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -11,6 +14,7 @@ from click.testing import CliRunner
 from support.needs import moments
 from support.processes import killed_at_event
 
+from btrfs_ublk.base.signals import deferred
 from btrfs_ublk.cli.gc import command as gc_command
 from btrfs_ublk.cli.volume import command
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
@@ -21,11 +25,13 @@ from btrfs_ublk.volume import (
     remove_volume,
     show_volume,
 )
+from btrfs_ublk.volume.definition import VolumeDefinition
 from btrfs_ublk.volume.store import (
     VOLUMES_VARIABLE,
     MadeFile,
     Session,
     VolumeDirectory,
+    open_or_make,
     remove_halves,
 )
 
@@ -85,6 +91,20 @@ def test_files_are_counted_as_they_are_read(
     file.write_text(text)
     monkeypatch.setattr(json, "loads", None)
     assert volume.whole_files(0) == (3, [])
+
+
+def test_a_wait_for_a_volume_can_be_interrupted(base: Path) -> None:
+    volume = VolumeDirectory(base / "v")
+    volume.path.mkdir()
+    for name in ("volume.json", "definition.toml"):
+        (volume.path / name).touch()
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    began_s = time.monotonic()
+    with volume.locked(), pytest.raises(KeyboardInterrupt):
+        timer.start()
+        with deferred():
+            open_or_make(volume, VolumeDefinition())
+    assert time.monotonic() - began_s < 20
 
 
 def test_what_is_no_volume_is_neither_listed_nor_removed(base: Path) -> None:
