@@ -75,6 +75,7 @@ class TokenServer:
     expires_in_s: int = 300  #: lifetime according to answers
     life_s: float = 300.0  #: real lifetime of tokens
     requests: list[str] = field(default_factory=list)
+    passwords: list[str] = field(default_factory=lambda: [PASSWORD])
 
     @property
     def realm(self) -> str:
@@ -113,9 +114,10 @@ class TokenServer:
         self.requests.append(query)
         given = parse_qs(query)
         asked = {key: values[0] for key, values in given.items()}
-        expected = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        logins = [f"{USER}:{password}".encode() for password in self.passwords]
+        right = [f"Basic {base64.b64encode(login).decode()}" for login in logins]
         refreshed = asked.get("refresh_token") == IDENTITY_TOKEN
-        known = refreshed or authorization == f"Basic {expected}"
+        known = refreshed or authorization in right
         if asked.get("service") != SERVICE or not (known or self.anonymous):
             return None
         name = "access_token" if refreshed else "token"
@@ -263,9 +265,9 @@ class _Process:
         self._configuration = configuration
         self.port = 0  # any
         self.log: list[bytes] = []
-        self._start()
+        self.start()
 
-    def _start(self) -> None:
+    def start(self) -> None:
         address = f"127.0.0.1:{self.port}"
         self._process = subprocess.Popen(
             ending_with_us([REGISTRY.name, "serve", self._configuration]),
@@ -305,7 +307,7 @@ class _Process:
         self._drain.join()
         self._process.communicate()
         time.sleep(away_s)
-        self._start()
+        self.start()
 
 
 def _wait_for_port(process: subprocess.Popen[bytes]) -> int:

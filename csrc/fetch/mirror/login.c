@@ -32,6 +32,7 @@ struct login_load {
 	struct error error;
 	int err;
 	bool on_worker, asking;
+	bool again; /* the token server has refused what the files had before */
 	bool renews; /* it has begun while the last one was good, so requests need not wait */
 };
 
@@ -122,6 +123,12 @@ static void finish(struct login_load *load, int err, enum fetch_failure failure)
 	free(load);
 }
 
+static void begin_reading(struct login_load *load)
+{
+	load->on_worker = true;
+	load->fetcher->ops->submit(load->fetcher, &load->job);
+}
+
 static void on_asked(struct exchange *ask)
 {
 	struct login_load *load = container_of(ask, struct login_load, ask);
@@ -145,6 +152,15 @@ static void on_asked(struct exchange *ask)
 		why = load->error.text;
 	remote_tell_token(load->fetcher, load->remote, err ? NULL : login_token(load->login), why,
 			  refused, load->login->until_ns);
+	/* Somebody may have changed the files in between. If not, the refusal is known there. */
+	if (err && refused && !load->again && !is_unwanted(load)) {
+		load->again = true;
+		login_put(load->remote, load->login);
+		load->login = NULL;
+		load->ask = (struct exchange){};
+		begin_reading(load);
+		return;
+	}
 	finish(load, err, ask->result ? ask->failure : FETCH_WRONG);
 }
 
@@ -233,11 +249,10 @@ static int start_load(struct remote *remote, struct fetcher *fetcher)
 	load->fetcher = fetcher;
 	load->job.work = read_files;
 	load->job.done = on_read;
-	load->on_worker = true;
 	remote->load = load;
 	fetcher->logins++;
 	fetcher->wanted |= fetcher->visited; /* for the timer */
-	fetcher->ops->submit(fetcher, &load->job);
+	begin_reading(load);
 	return 0;
 }
 

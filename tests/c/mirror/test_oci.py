@@ -175,6 +175,30 @@ def test_renews_a_token_that_is_refused(
     assert time.monotonic() - start > 3
 
 
+def test_a_login_may_change_while_it_is_used(
+    shell: Shell,
+    registry: Registry,
+    digest: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The token server has refused what the file had a moment before."""
+    new = base64.b64encode(f"{USER}:new".encode()).decode()
+    files = [{"auths": {registry.host: {"auth": auth}}} for auth in (AUTH, new)]
+    path = config(tmp_path / "config.json", files[0])
+    tokens, answer = registry.tokens, registry.tokens.answer
+    monkeypatch.setattr(tokens, "passwords", ["new"])
+
+    def change(query: str, login: str | None) -> dict[str, object] | None:
+        config(Path(path), files[1])
+        return answer(query, login)
+
+    monkeypatch.setattr(tokens, "answer", change)
+    with shell(registry.host, digest, docker_config=path) as mirror:
+        assert mirror.fetch(0, UNIT).data == DATA[:UNIT]
+    assert len(tokens.requests) == 2
+
+
 @pytest.mark.parametrize("carrier", ["", "libcurl"])
 def test_gives_the_token_to_the_registry_only(shell: Shell, carrier: str) -> None:
     """The store only gets to know who sends us."""
