@@ -76,6 +76,9 @@ _REMOUNTED = {"fuse": 1, "ublk": 5}
 #: The share of a CPU that a verifying thread may use, as others need some, too.
 _VERIFYING_SHARE = 0.2
 _COMMAND_TIMEOUT_S = 300.0
+#: As `device recover` does, for several: to start Python takes longer than the rest.
+_RECOVER = [sys.executable, "-P", "-c", "import sys; from btrfs_ublk.device import *"]
+_RECOVER[-1] += "; [*map(recover_device, sys.argv[1:])]"
 
 _BOTH = ["daemon", "servers"]
 ALL = "all three"
@@ -378,10 +381,9 @@ class Campaign:
                 result["over"] = True
                 return
             if by_hand or self._is_by_hand():
-                with self._recovering() as children:
-                    for child in children:
-                        if child.wait(_COMMAND_TIMEOUT_S) != 0:
-                            raise BtrfsUblkError(child.failure("failed"))
+                with self._recovering() as child:
+                    if child.wait(_COMMAND_TIMEOUT_S) != 0:
+                        raise BtrfsUblkError(child.failure("failed"))
             pauses_s = [(at_ns - begin_ns) / 1e9 for at_ns in self._served_ns()]
             result.setdefault("pauses_s", []).extend(pauses_s)
             result.setdefault("recovery_s", []).append(max(pauses_s))
@@ -454,18 +456,16 @@ class Campaign:
         return found or None
 
     def _is_by_hand(self) -> bool:
-        """Return whether the devices have neither keepers nor a daemon."""
-        return not any(serving(self._names, role) for role in ("keepers", "daemon"))
+        """Return whether a device has neither a keeper nor a daemon. A daemon that dies
+        after keepers may have given some of the devices another one."""
+        roles = ("keepers", "daemon")
+        return not all(any(serving([x], role) for role in roles) for x in self._names)
 
     @contextmanager
-    def _recovering(self) -> Iterator[list[Child]]:
-        """Run a command for each device that has it supervised again."""
-        argv = [sys.executable, "-m", "btrfs_ublk.cli.main", "device", "recover"]
-        with ExitStack() as stack:
-            yield [
-                stack.enter_context(spawn([*argv, name], death_signal=None))
-                for name in self._names
-            ]
+    def _recovering(self) -> Iterator[Child]:
+        """Run what has all devices supervised again."""
+        with spawn([*_RECOVER, *self._names], death_signal=None) as child:
+            yield child
 
     @contextmanager
     def _reading(self, chances: random.Random, result: Result) -> Iterator[None]:
