@@ -7,11 +7,11 @@ all servers or all keepers are killed at a random moment, or are stopped and go 
 get TERM, once or --times in a round; in some rounds while another volume comes up, or
 while the first one is upgraded (to another build and back, if --other names one),
 which, should it fail then, must do when it is tried again. --kills 10000 has only
-rounds in which they are killed, until so many processes were. The content of the first volume is compared with what
-has been written: as soon as reads of all volumes are answered again; after all was
-flushed and dropped from memory; and, each --remount rounds, after it was taken down,
-checked and brought up. All random choices follow from --seed. Nothing is left, whatever
-happens.
+rounds in which they are killed, until so many processes were. The content of the first
+volume is compared with what has been written: as soon as reads of all volumes are
+answered again; after all was flushed and dropped from memory; and, each --remount
+rounds, after it was taken down, checked and brought up. All random choices follow from
+--seed. Nothing is left, whatever happens.
 """
 
 import os
@@ -199,9 +199,9 @@ def tables(document: Document) -> list[Table]:
     note = (
         f"{given['volumes']} volumes are up, with a daemon, and a server and a keeper "
         "each. The times are from the last kill until each volume has answered an "
-        "uncached read that began after it, or one of them has; settled is until all devices have "
-        "servers, keepers and a daemon again. After a comma: what is killed up to "
-        "0.5 s after what was killed before is back. What operations have written was "
+        "uncached read that began after it, or one of them has; settled is until all "
+        "devices have servers, keepers and a daemon again. After a comma: what is "
+        "killed up to 0.5 s after what was killed before is back. What was written was "
         "compared at once, after a sync with empty caches, and after down and up. "
         "Reads fail when all three are killed and fuse has lost its connection."
     )

@@ -32,7 +32,7 @@ struct login_load {
 	struct error error;
 	int err;
 	bool on_worker, asking;
-	bool again; /* the token server has refused what the files had before */
+	bool again;  /* the token server has refused what the files had before */
 	bool renews; /* it has begun while the last one was good, so requests need not wait */
 };
 
