@@ -210,7 +210,7 @@ class Ring:
         self.processes[number].wait(START_TIMEOUT_S)
 
 
-def _words(root: Path, cache: SiteCache) -> list[str | Path]:
+def write_configuration(root: Path, cache: SiteCache) -> list[str | Path]:
     """Write the configuration of a node, and return a command for it."""
     for path in (root, root / "tmp"):
         path.mkdir(exist_ok=True)
@@ -225,12 +225,12 @@ def _environment() -> dict[str, str]:
 
 def check_configuration(root: Path, cache: SiteCache) -> None:
     """Have nginx say whether it would start with it."""
-    words = [*_words(root, cache), "-t"]
+    words = [*write_configuration(root, cache), "-t"]
     subprocess.run(words, check=True, env=_environment())
 
 
 def _start(root: Path, cache: SiteCache) -> subprocess.Popen[bytes]:
-    words = _words(root, cache)
+    words = write_configuration(root, cache)
     with open(root / "output", "wb") as output:
         return subprocess.Popen(
             ending_with_us(words, signal="KILL"),

@@ -14,10 +14,21 @@ import pytest
 from killable import soon
 from support.devices import description_file, reading
 from support.installed import install_units
+from support.needs import Need
+from support.processes import free_ports
+from support.registry import REGISTRY
+from support.sites import write_configuration
+from support.snapshotter import Place, connected, place, pull, root  # noqa: F401
+from support.web_servers import NGINX, ranged, response, scripted_server
 
 from btrfs_ublk.base.process import run
+from btrfs_ublk.device.state import RUN_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.kernel import loop
+from btrfs_ublk.ops.site_cache.config import Node, SiteCache
+from btrfs_ublk.server import PatternSegment
+from btrfs_ublk.units import MIB
+from btrfs_ublk.volume.store import volume_directories
 
 SYSTEMD = Path("/lib/systemd/systemd")
 CGROUPS = "/sys/fs/cgroup"
@@ -42,6 +53,8 @@ class Host:
         self.run = Path(f"/proc/{pid}/root/run/btrfs-ublk")
         self.description = description_file(directory)
         (directory / "one.json").write_text(self.description.read_text())
+        #: Variables that name where commands of this host keep what they have.
+        self.settings = list[str]()
 
     def call(self, *words: str | Path) -> str:
         """Run a command there, and return what it prints."""
@@ -126,9 +139,13 @@ def host(tmp_path: Path) -> Iterator[Host]:
     units = tmp_path / "units"
     units.mkdir()
     install_units(units)
-    # There is one /etc for all hosts.
-    unit = units / "btrfs-ublk@.service"
-    unit.write_text(unit.read_text().replace("/etc/btrfs-ublk", str(tmp_path)))
+    # There is one /etc for all hosts, and one /var.
+    ours = {x: y for x, y in os.environ.items() if x.startswith("BTRFS_UBLK_")}
+    keep = [f"{x}={y}" for x, y in ours.items() if x != RUN_VARIABLE]
+    for unit in units.glob("*.service"):
+        text = unit.read_text().replace("/etc/btrfs-ublk", str(tmp_path))
+        text = text.replace("[Service]", f"[Service]\nEnvironment={' '.join(keep)}")
+        unit.write_text(text)
     (tmp_path / "one.conf").write_text("OPTIONS=--front-end=fuse\n")
     for name in TARGETS:
         (units / f"{name}.target").write_text("[Unit]\nDefaultDependencies=no\n")
@@ -175,6 +192,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
             return None
 
         made = Host(soon(booted, "systemd has not started"), tmp_path)
+        made.settings = keep
         stack.push(lambda *_: _detach_all(made, unshare))
         yield made
 
@@ -291,3 +309,76 @@ def test_a_device_has_a_unit(host: Host) -> None:
     assert host.state()["server"] == before["server"]
     host.call("systemctl", "stop", "btrfs-ublk@one")
     assert host.device("list", "--json").split() == ["[]"]
+
+
+def test_everything_is_restarted(
+    need: Need,
+    place: Place,  # noqa: F811
+    root: Path,  # noqa: F811
+    host: Host,
+    tmp_path: Path,
+) -> None:
+    """Who reads a device, a volume by a site cache, or a snapshot, only waits."""
+    need(NGINX, REGISTRY)
+    segment = PatternSegment(offset=0, length=4 * MIB)
+    data = segment.content(0, segment.length)
+    image = place.push("app", {"data": data})
+
+    def serve(request: str) -> bytes:
+        if request.startswith("HEAD "):
+            return response('200 OK\nETag: "it"', length=len(data))
+        return ranged(request, data, 'ETag: "it"')
+
+    units = ["btrfs-ublk-snapshotter", "btrfs-ublk-volume@two", "btrfs-ublk@one"]
+    units += ["btrfs-ublk.socket", SERVICE, "site"]
+    socket, mount = root.with_suffix(".sock"), tmp_path / "mnt"
+    with ExitStack() as stack:
+        origin = stack.enter_context(scripted_server(serve)).url("").rstrip("/")
+        port, other = free_ports(2)
+        node = Node("127.0.0.1", port, other)
+        site = SiteCache(
+            nodes=[node],
+            this=node,
+            directory=tmp_path / "cache",
+            max_bytes=1 << 30,
+            resolvers=["127.0.0.1"],
+            origins=[origin],
+            slice_bytes=256 << 10,
+        )
+        words = write_configuration(tmp_path / "site", site)
+        (tmp_path / "units/site.service").write_text(
+            f"[Service]\nExecStart=/usr/sbin/{' '.join(map(str, words))}\n"
+        )
+        (tmp_path / "snapshotter.conf").write_text(
+            f"OPTIONS=--root={root} --socket={socket} --writable=256M "
+            f"--require-lazy=all --cache-max=1M --ca-file={place.registry.ca_file}\n"
+        )
+        (tmp_path / "volumes").mkdir()
+        (tmp_path / "volumes/two.conf").write_text(
+            f"OPTIONS=--mount={mount} --front-end=fuse --cache-max=1M "
+            f"--via=http://127.0.0.1:{port} --add-file=data={origin}/data\n"
+        )
+        host.call("systemctl", "daemon-reload")
+        host.call("systemctl", "start", "site", *units[:3])
+        with connected(socket) as client:
+            snapshot = client.prepare("one", pull(client, image))
+        there = Path(f"/proc/{host.pid}/root")
+        data_of = [there / str(x)[1:] / "data" for x in (mount, snapshot)]
+        device = Path(host.state()["device"])
+        with ExitStack() as using:
+            for path in (device, *data_of):
+                using.enter_context(path.open("rb"))  # so nothing is taken down
+            reads = [using.enter_context(reading(device))]
+            reads += [using.enter_context(reading(x, segment)) for x in data_of]
+            for _ in range(2):
+                host.call("systemctl", "restart", *units)
+                for each in reads:
+                    each.wait_for_reads(20)
+            assert [(each.wrong, each.errors) for each in reads] == [(0, [])] * 3
+            print(f"longest reads: {[round(each.longest_s, 2) for each in reads]} s")
+        with connected(socket) as client:
+            client.remove("one")
+        host.call("systemctl", "stop", *units[1:3])
+        for volume in volume_directories():
+            words = [sys.executable, "-m", "btrfs_ublk.command", "volume", "down"]
+            host.call("env", *host.settings, *words, volume.name)
