@@ -70,17 +70,6 @@ int image_trim_device(struct image *image, uint64_t device_bytes)
 	return 0;
 }
 
-static int read_block(struct image *image, uint64_t bytenr, void *block)
-{
-	uint32_t node_bytes = image->params.node_bytes;
-	const struct chunk *chunk = chunk_find(&image->chunks, bytenr, node_bytes);
-
-	if (!chunk)
-		return -EINVAL;
-	return pread_full(image->params.fd, block, node_bytes,
-			  chunk->stripes[0] + (bytenr - chunk->logical));
-}
-
 int image_visit_blocks(struct image *image, int (*visit)(void *context, const void *block),
 		       void *context)
 {
@@ -95,7 +84,7 @@ int image_visit_blocks(struct image *image, int (*visit)(void *context, const vo
 	while (!ret && (extent = extent_walk_next(&walk, &count))) {
 		if (extent->is_data)
 			continue;
-		ret = read_block(image, extent->start, block);
+		ret = image_read_block(image, extent->start, block);
 		if (!ret)
 			ret = visit(context, block);
 	}

@@ -25,32 +25,43 @@ static struct disk_data_ref data_ref_make(const struct extent *ref)
 	};
 }
 
-static int emit_tree_block(struct tree_builder *tree, const struct extent *block)
-{
-	struct key key = { block->start, KEY_METADATA_ITEM, block->level };
-	uint8_t item[sizeof(struct disk_extent) + sizeof(struct disk_tree_block_ref)];
-	struct disk_extent extent = {
-		.refs = htole64(1),
-		.generation = htole64(tree->format->generation),
-		.flags = htole64(EXTENT_TREE_BLOCK_FLAG),
-	};
-	struct disk_tree_block_ref ref = {
-		.type = KEY_TREE_BLOCK_REF,
-		.offset = htole64(block->root),
-	};
-	size_t size = append(item, 0, &extent, sizeof(extent));
-
-	size = append(item, size, &ref, sizeof(ref));
-	return tree_add(tree, &key, item, size);
-}
-
-/* Returns how many references have room in an extent item. */
-static size_t inline_refs_max(const struct tree_builder *tree)
+/* Returns how many references of that size have room in an extent item. */
+static size_t inline_refs_max(const struct tree_builder *tree, size_t ref_bytes)
 {
 	size_t leaf_bytes = tree->format->node_bytes - sizeof(struct disk_header);
 	size_t item_bytes = leaf_bytes / EXTENT_ITEM_FRACTION - sizeof(struct disk_item);
 
-	return (item_bytes - sizeof(struct disk_extent)) / sizeof(struct disk_data_ref);
+	return (item_bytes - sizeof(struct disk_extent)) / ref_bytes;
+}
+
+/* `refs` are ordered by falling trees; those without room in the item have items with rising ones. */
+static int emit_tree_block(struct tree_builder *tree, const struct extent *refs, size_t count)
+{
+	struct key key = { refs->start, KEY_METADATA_ITEM, refs->level };
+	uint8_t item[EXTENT_ITEM_MAX_BYTES];
+	struct disk_extent extent = {
+		.refs = htole64(count),
+		.generation = htole64(tree->format->generation),
+		.flags = htole64(EXTENT_TREE_BLOCK_FLAG),
+	};
+	size_t inline_count = inline_refs_max(tree, sizeof(struct disk_tree_block_ref));
+	size_t size = append(item, 0, &extent, sizeof(extent));
+	int ret;
+
+	for (size_t i = 0; i < count && i < inline_count; i++) {
+		struct disk_tree_block_ref ref = {
+			.type = KEY_TREE_BLOCK_REF,
+			.offset = htole64(refs[i].root),
+		};
+
+		size = append(item, size, &ref, sizeof(ref));
+	}
+	ret = tree_add(tree, &key, item, size);
+	for (size_t i = count; i > inline_count && !ret; i--) {
+		key = (struct key){ refs->start, KEY_TREE_BLOCK_REF, refs[i - 1].root };
+		ret = tree_add(tree, &key, NULL, 0);
+	}
+	return ret;
 }
 
 /*
@@ -87,7 +98,8 @@ static int emit_data_extent(struct tree_builder *tree, const struct extent *refs
 		.generation = htole64(tree->format->generation),
 		.flags = htole64(EXTENT_DATA_FLAG),
 	};
-	size_t size = sizeof(extent), inline_count = inline_refs_max(tree);
+	size_t size = sizeof(extent),
+	       inline_count = inline_refs_max(tree, sizeof(struct disk_data_ref));
 	uint64_t total = 0;
 	int ret;
 
@@ -117,12 +129,8 @@ int emit_extent_tree(struct image *image, struct tree_builder *tree, void *conte
 	int ret = 0;
 
 	while (!ret && (refs = extent_walk_next(&walk, &count))) {
-		if (refs->is_data)
-			ret = emit_data_extent(tree, refs, count);
-		else if (count == 1)
-			ret = emit_tree_block(tree, refs);
-		else
-			ret = -EINVAL; /* two tree blocks have the same address */
+		ret = refs->is_data ? emit_data_extent(tree, refs, count) :
+				      emit_tree_block(tree, refs, count);
 	}
 	return ret;
 }

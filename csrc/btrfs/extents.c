@@ -45,7 +45,9 @@ static int compare_extents(const void *left, const void *right)
 
 	if (a->start != b->start)
 		return a->start < b->start ? -1 : 1;
-	/* Within an extent item the greater hash comes first. */
+	/* Within an extent item the greater tree, or hash, comes first. */
+	if (!a->is_data && a->root != b->root)
+		return a->root > b->root ? -1 : 1;
 	hash_a = extent_data_ref_hash(a);
 	hash_b = extent_data_ref_hash(b);
 	if (hash_a != hash_b)

@@ -9,11 +9,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* One reference to an extent. A shared data extent is entered once for each reference. */
+/* One reference to an extent. A shared one is entered once for each reference. */
 struct extent {
-	uint64_t start;	   /* logical address */
-	uint64_t length;   /* bytes */
-	uint64_t root;	   /* object id of the tree that refers to it */
+	uint64_t start;	 /* logical address */
+	uint64_t length; /* bytes */
+	uint64_t root; /* object id of the tree that refers to it: a tree block's parent's owner */
 	uint64_t objectid; /* data: inode number */
 	uint64_t offset;   /* data: file offset minus offset within the extent */
 	uint32_t count;	   /* data: how many file extents make this reference */

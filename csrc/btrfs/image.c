@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/cleanup.h"
 #include "base/fileio.h"
 
 static bool params_are_valid(const struct image_params *params)
@@ -104,6 +105,7 @@ int image_root_add(struct image *image, const struct image_tree *tree, struct im
 		.objectid = tree->objectid,
 		.top_inode = tree->top_inode,
 		.read_only = tree->read_only,
+		.may_share = tree->shape != NULL,
 		.place = tree->place,
 	};
 	if (tree->uuid) {
@@ -131,10 +133,24 @@ int image_write_block(void *context, uint64_t bytenr, const void *block)
 	return 0;
 }
 
+int image_read_block(struct image *image, uint64_t bytenr, void *block)
+{
+	uint32_t node_bytes = image->params.node_bytes;
+	const struct chunk *chunk = chunk_find(&image->chunks, bytenr, node_bytes);
+
+	if (!chunk)
+		return -EINVAL;
+	return pread_full(image->params.fd, block, node_bytes,
+			  chunk->stripes[0] + (bytenr - chunk->logical));
+}
+
 /* The context of image_build_tree's sink. */
 struct build {
 	struct image *image;
 	const struct image_tree *tree;
+	uint64_t
+		first; /* address of a block; 0: there is none yet. Those of other trees come before */
+	void *block;
 };
 
 static int build_place(void *context, unsigned level, uint64_t *bytenr)
@@ -153,42 +169,100 @@ static int build_place(void *context, unsigned level, uint64_t *bytenr)
 	if (ret)
 		return ret;
 	*bytenr = extent.start;
+	if (!build->first)
+		build->first = extent.start;
 	return extent_list_add(&image->extents, &extent);
+}
+
+/* Adds references to blocks of other trees, which a node of this one points to. */
+static int add_shared(struct build *build, const struct disk_header *node)
+{
+	const struct disk_key_ptr *pointers = (const struct disk_key_ptr *)(node + 1);
+	struct image *image = build->image;
+	int ret = 0;
+
+	for (uint32_t i = 0; i < le32toh(node->item_count) && !ret; i++) {
+		struct extent extent = {
+			.start = le64toh(pointers[i].bytenr),
+			.length = image->params.node_bytes,
+			.root = build->tree->objectid,
+			.level = node->level - 1,
+		};
+
+		if (extent.start >= build->first)
+			continue;
+		image->has_shared = true;
+		ret = extent_list_add(&image->extents, &extent);
+	}
+	return ret;
 }
 
 static int build_write(void *context, uint64_t bytenr, const void *block)
 {
+	const struct disk_header *header = block;
 	struct build *build = context;
 	int ret = image_write_block(build->image, bytenr, block);
 
+	if (!ret && header->level)
+		ret = add_shared(build, header);
 	if (!ret && build->tree->written)
 		ret = build->tree->written(build->tree->context, block);
 	return ret;
 }
 
+static int build_compare(void *context, uint64_t bytenr, const void *block, bool *is_same)
+{
+	const size_t skipped = sizeof(struct disk_header);
+	struct build *build = context;
+	int ret = image_read_block(build->image, bytenr, build->block);
+
+	if (!ret)
+		*is_same = !memcmp((const uint8_t *)block + skipped,
+				   (const uint8_t *)build->block + skipped,
+				   build->image->params.node_bytes - skipped);
+	return ret;
+}
+
 int image_build_tree(struct image *image, const struct image_tree *tree)
 {
-	struct build build = { .image = image, .tree = tree };
+	_cleanup_free_ void *block = malloc(image->params.node_bytes);
+	struct build build = {
+		.image = image,
+		.tree = tree,
+		.block = block,
+	};
 	struct tree_sink sink = {
 		.place = build_place,
 		.write = image->params.fd < 0 ? NULL : build_write,
+		.compare = build_compare,
 		.context = &build,
 	};
+	struct tree_shape shape = { 0 };
 	struct tree_builder builder;
 	struct image_root *root;
 	struct tree_root built;
 	int ret;
 
+	if (!block)
+		return -ENOMEM;
 	ret = tree_builder_init(&builder, &image->format, &sink, tree->objectid);
+	builder.earlier = tree->shape;
+	builder.shape = tree->shape ? &shape : NULL;
 	if (!ret && tree->emit)
 		ret = tree->emit(image, &builder, tree->context);
 	if (!ret)
 		ret = tree_finish(&builder, &built);
 	if (!ret)
 		ret = image_root_add(image, tree, &root);
+	tree_builder_deinit(&builder);
+	if (ret || !tree->shape) {
+		tree_shape_deinit(&shape);
+	} else {
+		tree_shape_deinit(tree->shape);
+		*tree->shape = shape;
+	}
 	if (!ret)
 		root->tree = built;
-	tree_builder_deinit(&builder);
 	return ret;
 }
 

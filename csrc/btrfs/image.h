@@ -55,6 +55,11 @@ struct image_tree {
 	image_emit *emit;
 	/* Sees each block that is written, in the order of their addresses; may be NULL. */
 	int (*written)(void *context, const void *block);
+	/*
+	 * Subvolumes: the blocks of one built before, empty at first, and of this one after. What
+	 * is equal in both is shared. NULL: share nothing.
+	 */
+	struct tree_shape *shape;
 	void *context;
 };
 
@@ -65,6 +70,7 @@ struct image_root {
 	uint8_t uuid[UUID_BYTES];
 	bool has_uuid;
 	bool read_only;
+	bool may_share; /* blocks with other trees */
 	struct image_place place;
 	struct tree_root tree;
 };
@@ -82,6 +88,7 @@ struct image {
 	struct extent_list late_extents;
 	struct image_root *roots; /* ordered by object id */
 	size_t root_count;
+	bool has_shared; /* tree blocks of several trees */
 	/* Set by image_commit. */
 	uint64_t used_bytes;	  /* of logical addresses, data included */
 	uint64_t system_blocks;	  /* tree blocks in SYSTEM chunks */
@@ -142,3 +149,4 @@ struct image_root *image_root_find(struct image *image, uint64_t objectid);
 int image_root_add(struct image *image, const struct image_tree *tree, struct image_root **root);
 int image_write_block(void *context, uint64_t bytenr, const void *block); /* context: the image */
 struct extent_walk image_walk(struct image *image);
+int image_read_block(struct image *image, uint64_t bytenr, void *block);

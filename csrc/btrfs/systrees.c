@@ -142,6 +142,9 @@ static int emit_root_item(struct image *image, struct tree_builder *tree,
 
 	if (root->read_only)
 		item.flags = htole64(ROOT_READ_ONLY);
+	/* The kernel takes blocks that are younger for the tree's own. */
+	if (root->may_share && image->has_shared)
+		item.last_snapshot = generation;
 	if (root->has_uuid) {
 		memcpy(item.uuid, root->uuid, UUID_BYTES);
 		item.ctransid = item.otransid = generation;

@@ -2,6 +2,10 @@
 /*
  * Builds a tree bottom-up from items that come in the order of their keys. It keeps one block per
  * level in memory. Each full block goes to a sink, which chooses its address.
+ *
+ * A tree can be built upon an earlier one, as a snapshot that has changed: its blocks begin at the
+ * keys where the earlier one's do, and one that would be equal to its counterpart is not written,
+ * but shared. Roots are not shared, as the kernel relies on it (btrfs_block_can_be_shared).
  */
 #pragma once
 
@@ -26,8 +30,24 @@ struct tree_sink {
 	int (*place)(void *context, unsigned level, uint64_t *bytenr);
 	/* Take a finished block. NULL: the tree is only measured, and blocks get no checksum. */
 	int (*write)(void *context, uint64_t bytenr, const void *block);
+	/* Compare a block, which has no header yet, with a written one. NULL: nothing is shared. */
+	int (*compare)(void *context, uint64_t bytenr, const void *block, bool *is_same);
 	void *context;
 };
+
+/* The blocks of a finished tree, without its root, level by level in the order of their keys. */
+struct tree_shape {
+	struct tree_blocks {
+		struct tree_place {
+			struct key first;
+			uint64_t bytenr;
+		} * places;
+		size_t count;
+		size_t capacity;
+	} levels[TREE_LEVELS];
+};
+
+void tree_shape_deinit(struct tree_shape *shape);
 
 /* Where a finished tree is found. */
 struct tree_root {
@@ -40,6 +60,9 @@ struct tree_level {
 	uint8_t *block;
 	uint32_t count;	   /* items or pointers in `block` */
 	uint32_t data_end; /* leaf: where the data of the last item starts */
+	size_t next;	   /* the first block of the earlier tree that begins behind `block` */
+	/* The block of the earlier tree that `block` may be equal to, or NULL. */
+	const struct tree_place *candidate;
 };
 
 struct tree_builder {
@@ -51,6 +74,9 @@ struct tree_builder {
 	struct key last_key;
 	bool has_items;
 	uint64_t block_count;
+	/* May be set before the first item: the tree to build upon, and what is filled. */
+	const struct tree_shape *earlier;
+	struct tree_shape *shape;
 };
 
 /* `format` and `sink` must outlive the builder. Returns 0 or -ENOMEM. */

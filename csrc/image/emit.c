@@ -37,6 +37,7 @@ struct emit {
 	const char **layers; /* names */
 	size_t layer_count;
 	uint64_t metadata_start;
+	struct tree_shape shape; /* of the layer before */
 };
 
 static int fail(struct error *error, int err)
@@ -101,6 +102,7 @@ void emit_close(struct emit *emit)
 	if (!emit)
 		return;
 	image_deinit(&emit->image);
+	tree_shape_deinit(&emit->shape);
 	free(emit->layers);
 	free(emit);
 }
@@ -108,6 +110,7 @@ void emit_close(struct emit *emit)
 /* The context of a layer's tree; that of its emission comes first. */
 struct layer_tree {
 	struct emit_tree emit;
+	struct image *image;
 	EVP_MD_CTX *digest; /* of its blocks; NULL: none is wanted */
 };
 
@@ -118,11 +121,40 @@ static int emit_layer_tree(struct image *image, struct tree_builder *builder, vo
 	return emit_tree(image, builder, &tree->emit);
 }
 
-static int digest_layer_block(void *context, const void *block)
+/* Adds the references that a leaf has to extents of data. Those that share it have none. */
+static int add_references(struct image *image, const struct disk_header *leaf)
+{
+	const struct disk_item *items = (const struct disk_item *)(leaf + 1);
+	int ret = 0;
+
+	for (uint32_t i = 0; i < le32toh(leaf->item_count) && !ret; i++) {
+		const struct disk_file_extent *file =
+			(const void *)((const uint8_t *)(leaf + 1) + le32toh(items[i].offset));
+		struct extent extent = {
+			.root = le64toh(leaf->owner),
+			.objectid = le64toh(items[i].key.objectid),
+			.offset = le64toh(items[i].key.offset),
+			.count = 1,
+			.is_data = true,
+		};
+
+		if (items[i].key.type != KEY_EXTENT_DATA || file->type == FILE_EXTENT_INLINE)
+			continue;
+		extent.start = le64toh(file->disk_bytenr);
+		extent.length = le64toh(file->disk_bytes);
+		ret = image_add_data(image, &extent);
+	}
+	return ret;
+}
+
+static int layer_block_written(void *context, const void *block)
 {
 	const struct layer_tree *tree = context;
+	const struct disk_header *header = block;
 
-	return EVP_DigestUpdate(tree->digest, block, DEFAULT_NODE_BYTES) ? 0 : -ENOMEM;
+	if (tree->digest && !EVP_DigestUpdate(tree->digest, block, DEFAULT_NODE_BYTES))
+		return -ENOMEM;
+	return header->level ? 0 : add_references(tree->image, header);
 }
 
 static int begin_digest(struct layer_tree *tree, const struct data *data)
@@ -149,6 +181,7 @@ int emit_layer(struct emit *emit, const struct model *model, struct data *data, 
 			  .data = data,
 			  .data_start = IMAGE_DATA_START,
 			  .error = error },
+		.image = &emit->image,
 	};
 	struct image_tree tree = {
 		.top_inode = OBJECT_FIRST_FREE,
@@ -157,7 +190,8 @@ int emit_layer(struct emit *emit, const struct model *model, struct data *data, 
 			   .directory = LAYERS_INODE,
 			   .index = DIR_INDEX_FIRST + emit->layer_count },
 		.emit = emit_layer_tree,
-		.written = digest ? digest_layer_block : NULL,
+		.written = layer_block_written,
+		.shape = &emit->shape,
 		.context = &context,
 	};
 	int ret = 0;
@@ -165,7 +199,7 @@ int emit_layer(struct emit *emit, const struct model *model, struct data *data, 
 	if (!layers)
 		return error_set(error, -ENOMEM, "no memory");
 	emit->layers = layers;
-	context.emit.root = tree.objectid = *subvolume = SUBVOLUME_FIRST + emit->layer_count;
+	tree.objectid = *subvolume = SUBVOLUME_FIRST + emit->layer_count;
 	layers[emit->layer_count++] = NULL;
 	if (digest)
 		ret = begin_digest(&context, data);

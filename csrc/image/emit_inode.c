@@ -160,8 +160,7 @@ static int emit_inline(struct emit_tree *emit, struct tree_builder *tree, uint32
 		     file_inline_add(tree, number, bytes, stored, inode->bytes, inode->compression);
 }
 
-static int emit_extents(struct emit_tree *emit, struct image *image, struct tree_builder *tree,
-			uint32_t number)
+static int emit_extents(struct emit_tree *emit, struct tree_builder *tree, uint32_t number)
 {
 	const struct model_inode *inode = model_inode(emit->model, number);
 	int ret = 0;
@@ -169,32 +168,20 @@ static int emit_extents(struct emit_tree *emit, struct image *image, struct tree
 	for (uint32_t i = 0; i < inode->extents.count && !ret; i++) {
 		const struct model_extent *extent =
 			model_extent(emit->model, inode->extents.first + i);
-		struct extent reference = {
-			.start = emit->data_start + extent->data_offset,
-			.length = extent->stored_bytes,
-			.root = emit->root,
-			.objectid = number,
-			.offset = extent->file_offset,
-			.count = 1,
-			.is_data = true,
-		};
 		struct file_extent file_extent = {
 			.offset = extent->file_offset,
 			.bytes = extent->bytes,
-			.disk_bytenr = reference.start,
+			.disk_bytenr = emit->data_start + extent->data_offset,
 			.disk_bytes = extent->stored_bytes,
 			.compression = extent->compression,
 		};
 
-		ret = image_add_data(image, &reference);
-		if (!ret)
-			ret = file_extent_add(tree, number, &file_extent);
+		ret = file_extent_add(tree, number, &file_extent);
 	}
 	return ret;
 }
 
-static int emit_content(struct emit_tree *emit, struct image *image, struct tree_builder *tree,
-			uint32_t number)
+static int emit_content(struct emit_tree *emit, struct tree_builder *tree, uint32_t number)
 {
 	const struct model_inode *inode = model_inode(emit->model, number);
 
@@ -206,12 +193,11 @@ static int emit_content(struct emit_tree *emit, struct image *image, struct tree
 	if (S_ISREG(inode->mode) && inode->content == MODEL_SPOOLED)
 		return emit_inline(emit, tree, number);
 	if (S_ISREG(inode->mode) && inode->content == MODEL_EXTENTS)
-		return emit_extents(emit, image, tree, number);
+		return emit_extents(emit, tree, number);
 	return 0;
 }
 
-static int emit_inode(struct emit_tree *emit, struct image *image, struct tree_builder *tree,
-		      uint32_t number)
+static int emit_inode(struct emit_tree *emit, struct tree_builder *tree, uint32_t number)
 {
 	struct disk_inode disk = make_inode(emit, tree, model_inode(emit->model, number));
 	int ret;
@@ -223,7 +209,7 @@ static int emit_inode(struct emit_tree *emit, struct image *image, struct tree_b
 		ret = emit_names(emit, tree, number);
 	if (!ret)
 		ret = emit_attributes(emit, tree, number);
-	return ret ?: emit_content(emit, image, tree, number);
+	return ret ?: emit_content(emit, tree, number);
 }
 
 /* Says which file it is that the file system cannot hold. */
@@ -257,7 +243,7 @@ int emit_tree(struct image *image, struct tree_builder *tree, void *context)
 	int ret = 0;
 
 	while (!ret && (number = model_next(emit->model, number))) {
-		ret = emit_inode(emit, image, tree, number);
+		ret = emit_inode(emit, tree, number);
 		if (ret)
 			explain(emit, number, ret);
 	}

@@ -11,7 +11,6 @@ struct emit_tree {
 	/* Inputs. */
 	const struct model *model;
 	struct data *data;
-	uint64_t root;	     /* object id of the subvolume */
 	uint64_t data_start; /* logical address of the data object */
 	struct error *error;
 

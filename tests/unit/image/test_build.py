@@ -64,15 +64,21 @@ def test_one_content_is_used_by_very_many_files(
 def test_an_image_may_have_many_layers(
     sparse_path: Path, need: Callable[..., None]
 ) -> None:
-    """More than a node of the tree of roots, and more references than an item holds."""
+    """More than a node of the tree of roots, and more references than an item holds, to
+    data and to blocks of trees, which layers share."""
     need(BTRFS_PROGS)
-    layers = [layer(sparse_path / "0.tar", ("shared", b"shared" * 10000))]
+    first = [(f"d{n % 50}/{n}", b"%d" % n * 99) for n in range(1500)]
+    layers = [layer(sparse_path / "0", *first, ("shared", b"shared" * 10000))]
     for number in range(1, 120):
-        layers.append(
-            layer(sparse_path / f"{number}.tar", (f"file-{number}", b"x" * number))
-        )
-    mkimage(sparse_path / "image", *layers)
-    btrfs_check(assemble(sparse_path / "image"))
+        changed = [(f"d{number % 50}/{n}-{number}", b"x" * n) for n in range(9)]
+        removed = (f"d{number % 7}/.wh.{number * 9}", b"")
+        layers.append(layer(sparse_path / f"{number}", *changed, removed))
+    alone = mkimage(sparse_path / "one", layers[0])["metadata_bytes"]
+    image = sparse_path / "image"
+    report = mkimage(image, *layers)
+    # Each of the others has changed a few leaves, and has a root.
+    assert report["metadata_bytes"] < alone + 119 * 15 * 16384
+    btrfs_check(assemble(image))
 
 
 @pytest.mark.parametrize(
