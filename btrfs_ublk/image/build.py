@@ -30,6 +30,7 @@ from btrfs_ublk.image.documents import (
     TRACE,
     Descriptor,
     Start,
+    digests_of_parts,
     embedding,
     to_bytes,
     write_sealed_manifest,
@@ -253,7 +254,9 @@ def seal(
         fsid=header.fsid,
         digests=digests.units,
     )
-    annotations = start.to_annotations() | ({TRACE: "first"} if traced else {})
+    annotations = start.to_annotations() | digests_of_parts(layout.blob(pack.digest))
+    if traced:
+        annotations[TRACE] = "first"
     manifest = write_sealed_manifest(pack, data, annotations=annotations)
     sealed = layout.add(MANIFEST, manifest, artifactType=ARTIFACT, platform=NO_PLATFORM)
     index = layout.add(INDEX, _index(layout, opened, sealed, manifest))
