@@ -45,6 +45,8 @@ INDEXED = "application/vnd.btrfs-ublk.index.v1"
 #: Of what a start of an image has read, its subject, and the annotation that says it.
 TRACED = "application/vnd.btrfs-ublk.trace.v1"
 TRACE = "vnd.btrfs-ublk.trace"
+#: Annotation of an indexed image's manifest: what its start reads, in the same form.
+FIRST = "vnd.btrfs-ublk.first"
 METADATA = "application/vnd.btrfs-ublk.metadata.v1+zstd"
 DATA = "application/vnd.btrfs-ublk.data.v1"
 #: Annotation of a layer: the digest of the manifest of the sealed image that has it.
@@ -420,6 +422,9 @@ class SealedManifest:
     start: Start | None = None
     #: Whether what comes first was traced, so that a referrer knows no better.
     traced: bool = False
+    #: As a trace has it (image/traces.py): what comes first of an indexed image.
+    first: object = None
+    #: Digests of each PACK_PART_BYTES of a larger pack.
     parts: Sequence[bytes] = ()
 
     @property
@@ -510,5 +515,6 @@ def parse_sealed_manifest(data: bytes, where: str) -> SealedManifest:
         subject,
         Start.parse(text) if isinstance(text, str) and DATA in found else None,
         TRACE in annotations,
+        annotations.get(FIRST),
         _parts_in(annotations, found[METADATA]),
     )

@@ -3,8 +3,6 @@ the image was started, as a trace has it."""
 
 from __future__ import annotations
 
-import json
-import os
 import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -12,17 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from urllib.parse import unquote_to_bytes
 
-from btrfs_ublk.base.helpers import READIMAGE, helper_path
-from btrfs_ublk.base.process import spawn
 from btrfs_ublk.content.trace import Trace
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import source_date_epoch
 from btrfs_ublk.image.documents import (
     CREATED,
-    DATA_OFFSET,
     EMPTY,
     EMPTY_BYTES,
     MANIFEST,
@@ -32,6 +26,7 @@ from btrfs_ublk.image.documents import (
     describe,
     to_bytes,
 )
+from btrfs_ublk.image.extents import FileExtent, list_extents
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import read_header, unpack
 from btrfs_ublk.image.pull import look_up, open_sealed
@@ -39,23 +34,9 @@ from btrfs_ublk.image.reference import LayoutName, Name, Reference
 from btrfs_ublk.image.repository import Repository
 from btrfs_ublk.image.start.programs import Range
 from btrfs_ublk.image.store import ImageStore
-from btrfs_ublk.image.traces import MAX_BYTES, MAX_TEXT
 from btrfs_ublk.image.traces import Extent as TraceExtent
+from btrfs_ublk.image.traces import fitting, joined, write_trace
 from btrfs_ublk.image.transfer import open_repository
-from btrfs_ublk.image.tree import finished
-
-_READ_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class _Extent:
-    """Where a part of a file lies in the data object of an image."""
-
-    start: int
-    end: int
-    paths: tuple[str, ...]
-    offset: int
-    length: int
 
 
 def traced_ranges(
@@ -72,7 +53,7 @@ def traced_ranges(
         seed = Path(work, "seed.img")
         pack = _pack_of(roots, layout, traced, access, Path(work, "pack"))
         header, _ = unpack(pack, seed)
-        extents = _extents(seed, header.layers[-1].subvolume)
+        extents = list_extents(seed, header.layers[-1].subvolume)
     reads = [
         (run.unit * source.unit, (run.unit + run.count) * source.unit)
         for run in trace.reads
@@ -81,7 +62,9 @@ def traced_ranges(
     return list(_in_order(extents, reads))
 
 
-def _in_order(extents: list[_Extent], reads: list[tuple[int, int]]) -> Iterator[Range]:
+def _in_order(
+    extents: list[FileExtent], reads: list[tuple[int, int]]
+) -> Iterator[Range]:
     """Yield the files' ranges that ``reads`` of the data lie in, each once."""
     ends = [extent.end for extent in extents]
     seen: set[int] = set()
@@ -94,47 +77,6 @@ def _in_order(extents: list[_Extent], reads: list[tuple[int, int]]) -> Iterator[
                 for path in found.paths:
                     yield Range(path, found.offset, found.length)
             number += 1
-
-
-def _extents(seed: Path, subvolume: int) -> list[_Extent]:
-    """Return the extents of a tree, by their place. NB: those that are shared are in it
-    more than once, one behind the other. Paths that are no UTF-8 are left out."""
-    found: list[tuple[int, int, str, int, int]] = []
-    others: dict[str, list[str]] = {}
-    argv: list[str | Path] = [helper_path(READIMAGE), "extents", str(subvolume), seed]
-    with spawn(argv, pipe_stdout=True) as child:
-        assert child.stdout is not None
-        with open(child.stdout.fileno(), "rb", _READ_BYTES, closefd=False) as lines:
-            for line in lines:
-                name, *fields = line.rstrip(b"\n").split(b"\t")
-                path = os.fsdecode(unquote_to_bytes(name))
-                if len(fields) == 1:
-                    first = os.fsdecode(unquote_to_bytes(fields[0]))
-                    others.setdefault(first, []).append(path)
-                    continue
-                offset, length, place, stored = map(int, fields)
-                start = place - DATA_OFFSET
-                found.append((start, start + stored, path, offset, length))
-        finished(child, seed)
-    return [
-        _Extent(
-            start,
-            end,
-            tuple(x for x in (path, *others.get(path, ())) if _is_utf8(x)),
-            offset,
-            length,
-        )
-        for start, end, path, offset, length in sorted(found)
-    ]
-
-
-def _is_utf8(path: str) -> bool:
-    """Whether JSON can have it."""
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _pack_of(
@@ -207,15 +149,8 @@ def push_trace(
                 digests.part(each.offset, each.data_bytes).root: each.offset
                 for each in header.sources
             }
-    kept: list[TraceExtent] = []
-    left_out, text = 0, "[]"
-    for extent in _whole_units(trace, roots, header.unit, header.data_bytes):
-        longer = json.dumps([*kept, extent], separators=(",", ":"))
-        if sum(x for _, x in kept) + extent[1] > MAX_BYTES or len(longer) > MAX_TEXT:
-            left_out += extent[1]
-            continue
-        kept.append(extent)
-        text = longer
+    read = _whole_units(trace, roots, header.unit, header.data_bytes)
+    kept = fitting(read)
     if not kept:
         raise UsageError(
             f"the trace has read nothing of {reference}",
@@ -224,7 +159,10 @@ def push_trace(
     when = datetime.fromtimestamp(
         source_date_epoch() or datetime.now().timestamp(), timezone.utc
     )
-    annotations = {CREATED: when.isoformat(timespec="seconds"), TRACE: text}
+    annotations = {
+        CREATED: when.isoformat(timespec="seconds"),
+        TRACE: write_trace(kept),
+    }
     empty = describe(EMPTY, EMPTY_BYTES)
     subject = describe(MANIFEST, data)
     manifest = to_bytes(
@@ -246,7 +184,7 @@ def push_trace(
         digest=one.digest,
         subject=subject.digest,
         traced_bytes=sum(x for _, x in kept),
-        left_out_bytes=left_out,
+        left_out_bytes=sum(x for _, x in read) - sum(x for _, x in kept),
     )
 
 
@@ -265,9 +203,5 @@ def _whole_units(
             if start in seen or start >= data_bytes:
                 continue
             seen.add(start)
-            length = min(unit, data_bytes - start)
-            if found and sum(found[-1]) == start:
-                found[-1] = (found[-1][0], found[-1][1] + length)
-            else:
-                found.append((start, length))
-    return found
+            found.append((start, min(unit, data_bytes - start)))
+    return joined(found)

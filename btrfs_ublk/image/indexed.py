@@ -3,7 +3,7 @@ ordinary image (docs/design/images.md, "Images that stay as they are")."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ from btrfs_ublk.image.documents import (
     CREATED,
     EMPTY,
     EMPTY_BYTES,
+    FIRST,
     INDEXED,
     MANIFEST,
     METADATA,
@@ -38,6 +39,7 @@ from btrfs_ublk.image.documents import (
     descriptors,
     write_sealed_manifest,
 )
+from btrfs_ublk.image.extents import units_of_ranges
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import (
     LayerSource,
@@ -49,6 +51,9 @@ from btrfs_ublk.image.pack import (
 )
 from btrfs_ublk.image.reference import DEFAULT_TAG, LayoutName, Name, check_tag
 from btrfs_ublk.image.source import OpenedSource, open_source
+from btrfs_ublk.image.start.bounded import bounded_ranges
+from btrfs_ublk.image.start.programs import Range
+from btrfs_ublk.image.traces import fitting, write_trace
 from btrfs_ublk.units import MIB
 
 _INSTEAD_HINT = (
@@ -113,10 +118,13 @@ def index_image(
             assert opened.ordinary is not None and opened.manifest is not None
             layers = descriptors(opened.manifest, "layers", str(source))
             codecs = [codec_of(each, source) for each in layers]
+            say("see what its command reads")
+            paths = [layer.path for layer in opened.layers]
+            first = bounded_ranges(paths, opened.config, work)
             say("index the layers")
             report = _index_layers(opened, layers, codecs, work, options)
             say("pack the metadata")
-            return _seal(layout, work, report, opened, layers, codecs, tag)
+            return _seal(layout, work, report, opened, layers, codecs, tag, first)
     except OSError as error:
         raise BtrfsUblkError(
             f"cannot make an image in {output}: {error.strerror or error}",
@@ -204,6 +212,7 @@ def _seal(
     layers: list[Descriptor],
     codecs: list[str],
     tag: str,
+    first: Sequence[Range],
 ) -> IndexedImage:
     made = work / "image"
     digests = Digests(
@@ -243,14 +252,19 @@ def _seal(
     assert opened.ordinary is not None
     # NB: not the clock's time: the same image makes the same index.
     epoch = source_date_epoch()
-    more = {}
+    more: dict[str, Any] = {}
     if epoch is not None:
         with suppress(OverflowError, ValueError, OSError):  # no year of four digits
             created = datetime.fromtimestamp(epoch, timezone.utc).isoformat()
             more["annotations"] = {CREATED: created}
+    subvolume = header.layers[-1].subvolume
+    units = units_of_ranges(made / "seed.img", subvolume, first, header.unit)
+    annotations = dict(more.get("annotations", {}))
+    if units := fitting(units):
+        annotations[FIRST] = write_trace(units)
     one = layout.add(
         MANIFEST,
-        write_sealed_manifest(pack, None, opened.ordinary, **more),
+        write_sealed_manifest(pack, None, opened.ordinary, annotations=annotations),
         artifactType=INDEXED,
         **more,
     )

@@ -4,7 +4,7 @@ hosts that start the image later (docs/design/images.md, "What a start reads")."
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from btrfs_ublk.base.log import log
@@ -24,6 +24,32 @@ Extent = tuple[int, int]
 #: What a trace that anybody can push makes others fetch, and how long it is, where a
 #: registry's list of referrers has it.
 MAX_BYTES, MAX_TEXT = 256 * MIB, 32 << 10
+
+
+def joined(extents: Iterable[Extent]) -> list[Extent]:
+    """Return extents in their order, with those that follow each other as one."""
+    found: list[Extent] = []
+    for start, length in extents:
+        if found and sum(found[-1]) == start:
+            start, before = found.pop()
+            length += before
+        found.append((start, length))
+    return found
+
+
+def fitting(extents: Iterable[Extent]) -> list[Extent]:
+    """Return the extents that a trace may have, from the first on."""
+    found, left, text = [], MAX_BYTES, MAX_TEXT - 2
+    for extent in extents:
+        left, text = left - extent[1], text - len(write_trace([extent]))
+        if left < 0 or text < 0:
+            break
+        found.append(extent)
+    return found
+
+
+def write_trace(extents: Sequence[Extent]) -> str:
+    return json.dumps(extents, separators=(",", ":"))
 
 
 def find_trace(digest: str, repository: Repository) -> list[Extent]:

@@ -14,7 +14,7 @@ from urllib.parse import unquote_to_bytes
 
 from btrfs_ublk.base.capabilities import SparseFile, require
 from btrfs_ublk.base.helpers import READIMAGE, helper_path
-from btrfs_ublk.base.process import Child, spawn
+from btrfs_ublk.base.process import spawn
 from btrfs_ublk.base.progress import SILENT, Task
 from btrfs_ublk.content.digests import DIGEST_BYTES, Digests
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
@@ -22,6 +22,7 @@ from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuildOptions, make_image
 from btrfs_ublk.image.check import assembled_image, putting_together
 from btrfs_ublk.image.documents import DATA_OFFSET, InvalidImageError
+from btrfs_ublk.image.extents import finished
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pack import Layer, PackHeader
 from btrfs_ublk.image.reference import LayoutName, Name
@@ -96,16 +97,6 @@ def _write(helper: Path, whole: Path, layer: Layer, out: IO[bytes]) -> ExportRep
         said = finished(child, whole)
     remark = said.partition(": warning: ")[2] or None
     return ExportReport(layer.chain_id, tar_bytes, remark)
-
-
-def finished(child: Child, whole: Path) -> str:
-    """Wait for the helper, and return what it said. Raises InvalidImageError."""
-    status = child.wait(_TIMEOUT_S)
-    said = child.stderr_tail().strip()
-    if status != 0:
-        words = said.partition(": error: ")[2] or said or f"{READIMAGE}: {status}"
-        raise InvalidImageError(words.replace(str(whole), "the image"))
-    return said
 
 
 #: The fields of a line (csrc/image/tree_list.h) behind the path.

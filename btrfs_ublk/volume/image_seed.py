@@ -26,6 +26,7 @@ from btrfs_ublk.image.policy import Policy
 from btrfs_ublk.image.pull import Pull, open_sealed, pulling
 from btrfs_ublk.image.reference import LayoutName, Name, Reference, parse_name
 from btrfs_ublk.image.store import ImageStore
+from btrfs_ublk.image.traces import parse_trace
 from btrfs_ublk.units import BLOCK_BYTES
 from btrfs_ublk.volume.definition import VolumeDefinition, image_access
 from btrfs_ublk.volume.store import VolumeDirectory
@@ -66,6 +67,7 @@ class FoundImage:
     stored: Path | None = None
     pull: Pull | None = None
     stored_trace: Sequence[Sequence[int]] = ()
+    first: Sequence[Sequence[int]] = ()
 
     def pack(self) -> Path:
         """The verified pack; waits for it."""
@@ -84,7 +86,7 @@ class FoundImage:
     @property
     def trace(self) -> Sequence[Sequence[int]]:
         """The extents of the data that a start has read, as far as they are known."""
-        return self.pull.trace if self.pull else self.stored_trace
+        return (self.pull.trace if self.pull else self.stored_trace) or self.first
 
     @property
     def _start(self) -> Start | None:
@@ -253,6 +255,7 @@ def finding(
             manifest.data_bytes,
             _layer_of(layout) if manifest.subject else None,
             layout.verify(manifest.pack),
+            first=parse_trace(manifest.first) or (),
         )
         return
 
@@ -273,6 +276,7 @@ def finding(
             pack,
             pull,
             () if pull else store.trace(manifest.digest),
+            parse_trace(manifest.first) or (),
         )
 
     with store.holding(str(name)) as stored:

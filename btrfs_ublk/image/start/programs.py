@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import zstandard
 
 from btrfs_ublk.image.start.elf import Elf
+from btrfs_ublk.image.start.java import is_java, is_whole, java_files
 from btrfs_ublk.image.start.python import PythonStart, is_python
 from btrfs_ublk.image.start.tree import Entry, Tree
 from btrfs_ublk.units import KIB, MIB
@@ -176,6 +177,9 @@ class _Derived:
                     self._take_command([*interpreter, entry.path], depth + 1)
         if is_python(entry):
             self._take_python(path, entry, words)
+        if is_java(entry):
+            for one in java_files(self.tree, entry, words, self.start.directory):
+                self._take_any(one)
 
     def _take_python(self, path: str, program: Entry, words: list[str]) -> None:
         if path in self.pythons or len(self.pythons) == _MAX_PYTHONS:
@@ -183,10 +187,13 @@ class _Derived:
         self.pythons.add(path)
         python = PythonStart(self.tree, path, program, self.start.environment)
         for entry in python.files(words, self._file):
-            if entry.elf is not None:
-                self._take_elf(entry, entry.elf)
-            else:
-                self._take(entry)
+            self._take_any(entry)
+
+    def _take_any(self, entry: Entry) -> None:
+        if entry.elf is not None:
+            self._take_elf(entry, entry.elf)
+        else:
+            self._take(entry)
 
     def _take_elf(self, entry: Entry, elf: Elf) -> None:
         """Take a program, its linker, and all libraries, in the linker's order."""
@@ -265,11 +272,13 @@ def _configured(tree: Tree, path: str, depth: int) -> Iterator[str]:
 
 def _parts(entry: Entry) -> Iterator[tuple[int, int]]:
     """Yield the (offset, length) of a file that are read at a start."""
-    if entry.size <= _WHOLE_BYTES:
+    if entry.size <= _WHOLE_BYTES or is_whole(entry.path):
         yield 0, entry.size
         return
     yield 0, _HEAD_BYTES
     if entry.elf is None:
+        if entry.path.endswith((".jar", ".zip")):  # The directory is at the end.
+            yield entry.size - _HEAD_BYTES, _HEAD_BYTES
         return
     for one in entry.elf.segments:
         if one.writable and one.offset < entry.size:

@@ -238,6 +238,33 @@ def test_a_virtual_environment_has_its_modules(tmp_path: Path, layer: LayerTar) 
     ]
 
 
+def test_java_comes_with_its_machine_and_its_jars(
+    tmp_path: Path, layer: LayerTar
+) -> None:
+    home, large = "opt/jvm", bytes(17 * MIB)
+    add_shell(layer)
+    layer.file(f"{home}/bin/java", SHELL.read_bytes())
+    layer.file(f"{home}/lib/server/libjvm.so", SHELL.read_bytes() + large)
+    layer.file(f"{home}/lib/server/classes.jsa", large)
+    layer.file(f"{home}/lib/modules", large)
+    layer.file(f"{home}/lib/libawt.so", SHELL.read_bytes())
+    layer.link("usr/bin/java", f"/{home}/bin/java")
+    for name in ("app/main.jar", "app/lib/one.jar", "app/lib/two.txt", "other.jar"):
+        layer.file(name, large if "main" in name else b"jar")
+    words = ["java", "-cp", "main.jar:lib/*", "Main"]
+    found = ranges(tmp_path, layer.close(), Cmd=words, WorkingDir="/app")
+    taken = {x for x in found if x.path.startswith((home, "app", "other"))}
+    assert taken == {
+        Range(f"{home}/bin/java", 0, SHELL.stat().st_size),
+        Range(f"{home}/lib/server/libjvm.so", 0, SHELL.stat().st_size + len(large)),
+        Range(f"{home}/lib/server/classes.jsa", 0, len(large)),
+        Range(f"{home}/lib/modules", 0, MIB),
+        Range("app/main.jar", 0, MIB),
+        Range("app/main.jar", 16 * MIB, MIB),
+        Range("app/lib/one.jar", 0, 3),
+    }
+
+
 @pytest.mark.parametrize(
     "config",
     [
