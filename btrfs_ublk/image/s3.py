@@ -15,7 +15,7 @@ from typing import Any
 
 from btrfs_ublk.content import SourceKeys
 from btrfs_ublk.content.s3 import s3_keys
-from btrfs_ublk.errors import UsageError
+from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import MAX_DOCUMENT_BYTES, Descriptor, InvalidImageError
 from btrfs_ublk.image.reference import Reference
@@ -253,6 +253,11 @@ class S3Files(Bucket):
             multipart_chunksize=_PART_BYTES,
             max_concurrency=_PARTS_AT_ONCE,
         )
-        with open(path, "rb") as file:
-            send = partial(self._client.upload_fileobj, file)
-            self._ask(f"upload {name}", send, name, Config=config, Callback=progress)
+        try:
+            with open(path, "rb") as file:
+                send = partial(self._client.upload_fileobj, file)
+                what = f"upload {name}"
+                self._ask(what, send, name, Config=config, Callback=progress)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise BtrfsUblkError(f"cannot read {path}: {why}") from error

@@ -163,6 +163,11 @@ class ImageStore:
             names[name] = replace(names[name], pinned=pinned)
             self._write(names)
 
+    def pulled_s(self, name: str) -> int | None:
+        """Return when an image was pulled by a name (Unix time)."""
+        found = self._names().get(name)
+        return None if found is None else found.time_s
+
     def _names(self) -> dict[str, Pulled]:
         keys = _FILES.read(self._references) or {"references": {}}
         found = keys.get("references")

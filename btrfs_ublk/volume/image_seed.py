@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from uuid import UUID
 
-from btrfs_ublk.base.log import step
+from btrfs_ublk.base.log import log, step
 from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.content import SourceKeys
 from btrfs_ublk.errors import UsageError
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 #: BLKFLSBUF of linux/fs.h, which Python lacks.
 _BLKFLSBUF = 0x1261
+#: Since when a tag may well name another image.
+_OLD_S = 86400.0
 DIGESTS = "digests"
 #: What is loaded while the first answers are on their way, as it is needed next.
 _NEXT = (
@@ -281,6 +284,7 @@ def finding(
 
     with store.holding(str(name)) as stored:
         if stored is not None:
+            _warn_of_age(name, store)
             yield found(store.manifest(stored.digest), stored.pack)
             return
     with pulling(name, access, store, policy=policy, listed_in=listed_in) as pull:
@@ -327,6 +331,18 @@ def beginning_image(
         thread = threading.Thread(target=find, daemon=True)
         thread.start()
         yield wait
+
+
+def _warn_of_age(name: Reference, store: ImageStore) -> None:
+    """Say so when a tag was looked up long ago: to ask for it would take the time that
+    an image which is here saves, and needs the registry."""
+    at_s = store.pulled_s(str(name))
+    if name.digest is None and at_s is not None and time.time() - at_s > _OLD_S:
+        log.warning(
+            "%s is what the tag named at %s; to ask again: btrfs-ublk image pull",
+            name,
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(at_s)),
+        )
 
 
 def find_named_image(name: Name, access: RegistryAccess) -> FoundImage:

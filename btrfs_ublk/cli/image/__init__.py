@@ -14,7 +14,7 @@ from btrfs_ublk.base.entry import NounGroup
     elsewhere={
         "btrfs_ublk.cli.image.make": ("build", "index", "convert"),
         "btrfs_ublk.cli.image.look": ("inspect", "check", "export", "diff"),
-        "btrfs_ublk.cli.image.store": ("push", "trace", "pull", "list", "gc"),
+        "btrfs_ublk.cli.image.store": ("push", "trace", "pull", "unpin", "list", "gc"),
         "btrfs_ublk.cli.image.run": ("up", "down", "run"),
         "btrfs_ublk.cli.image.forks": (
             *("fork", "forks", "changes", "unfork", "commit", "apply", "detach"),

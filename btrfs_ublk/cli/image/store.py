@@ -149,6 +149,14 @@ def pull(
     )
 
 
+@click.command()
+@click.argument("image")
+@images_base
+def unpin(image: str, base: Path | None) -> None:
+    """Let `image gc` remove an image that was pulled with --pin."""
+    images.ImageStore(base).pin(str(images.parse_reference(image)), pinned=False)
+
+
 @click.command("list")
 @images_base
 @json_option
@@ -178,7 +186,7 @@ def list_command(base: Path | None, as_json: bool) -> None:
 @images_base
 @json_option
 def gc(dry_run: bool, base: Path | None, as_json: bool) -> None:
-    """Remove images that are not pinned (`image pull --pin`).
+    """Remove images that are not pinned (`image pull --pin`, `image unpin`).
 
     Volumes have copied what they need, so those of a removed image go on.
     """

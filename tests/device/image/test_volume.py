@@ -35,6 +35,7 @@ from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pull import inspect_image
 from btrfs_ublk.image.reference import Reference
 from btrfs_ublk.image.source import OpenedSource
+from btrfs_ublk.image.store import ImageStore
 from btrfs_ublk.image.transfer import open_repository, push_image
 from btrfs_ublk.kernel.btrfs import create_subvolume, reached_inode, set_read_only
 from btrfs_ublk.seed import make_seed
@@ -258,7 +259,7 @@ def test_several_come_up_at_once(place: Place) -> None:
 
 @pytest.mark.parametrize("front_end", ["fuse"])
 def test_a_trace_beside_the_image_decides_what_comes_first(
-    place: Place, registry: Registry
+    place: Place, registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
     image, inode = image_of_a_file(place.root / "image")
     target = Reference(registry.host, "some/app", "1")
@@ -281,13 +282,33 @@ def test_a_trace_beside_the_image_decides_what_comes_first(
 
         if number == 2:  # of what is in the store now
             remove_volume(NAME, base=place.base)
+            assert "what the tag named" not in caplog.text
+            references = ImageStore().path / "references.json"
+            names = json.loads(references.read_text())
+            names["references"][str(target)]["time_s"] -= 2 * 86400
+            references.write_text(json.dumps(names))
         up_volume(NAME, definition, base=place.base)
         wait_until(ended)
         found = device_map(NAME).prefetch_status()
         assert found is not None and found.is_complete and found.units == 1
         down_volume(NAME, base=place.base)
+    assert f"{target} is what the tag named at 20" in caplog.text
     up_volume(NAME, definition, base=place.base)
     assert content(place.target, inode) == DATA
+
+
+def test_what_is_not_pinned_any_more_goes(place: Place, registry: Registry) -> None:
+    image, _ = image_of_a_file(place.root / "image")
+    target = Reference(registry.host, "some/app", "1")
+    push(image, target, registry.ca_file)
+    allow(place, target.place)
+    ca = ("--ca-file", registry.ca_file)
+    assert place.command("pull", target, "--pin", *ca, noun="image").returncode == 0
+    assert place.command("gc", noun="image").stdout == ""
+    assert place.command("unpin", target, noun="image").returncode == 0
+    assert place.command("gc", noun="image").stdout == f"removed {image.sealed}\n"
+    done = place.command("unpin", target, noun="image")
+    assert done.returncode == 2 and "no image was pulled as" in done.stderr
 
 
 def test_a_kill_while_the_metadata_come(place: Place, registry: Registry) -> None:

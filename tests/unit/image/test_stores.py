@@ -18,7 +18,7 @@ from btrfs_ublk.image import layout
 from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.build import BuiltImage
 from btrfs_ublk.image.check import check_image
-from btrfs_ublk.image.documents import InvalidImageError
+from btrfs_ublk.image.documents import InvalidImageError, describe
 from btrfs_ublk.image.layout import Layout, blob_name
 from btrfs_ublk.image.policy import Policy, RefusedImageError, Rule
 from btrfs_ublk.image.pull import inspect_image, pull_image
@@ -105,6 +105,9 @@ def test_a_bucket(target: Reference, tmp_path: Path) -> None:
     again = push(image, Reference(target.registry, target.repository, "1.1"))
     assert (again.uploaded, again.there) == (0, pushed.uploaded)
     assert again.digest == pushed.digest
+    with open_repository(target, ACCESS, writing=True) as repository:
+        with pytest.raises(BtrfsUblkError, match="cannot read .*gone: No such file"):
+            repository.upload(describe("", b"gone"), tmp_path / "gone")
     store = ImageStore(tmp_path / "store")
     with pytest.raises(RefusedImageError, match="no sealed image may come from s3://"):
         pull_image(target, ACCESS, store, policy=Policy(tmp_path / "none"))
