@@ -56,8 +56,8 @@ _NOT_SEALED_HINT = (
 )
 #: An index may have other things for no platform, as attestations.
 _MAX_CANDIDATES = 16
-#: How long what is complete may wait for a trace.
-_TRACE_PATIENCE_S = 1.0
+#: How long a pull, and what is up already, wait for a trace.
+_TRACE_PULLED_S, _TRACE_UP_S = 3.0, 0.2
 
 
 class NotSealedError(UsageError):
@@ -358,12 +358,19 @@ class Pull:
         if self._thread is not None:
             self._repository.close()
 
-    def keep(self, store: ImageStore, *, pinned: bool = False) -> None:
-        """Put the image into the store. Raises as pack() does."""
+    def keep(
+        self,
+        store: ImageStore,
+        *,
+        pinned: bool = False,
+        trace_within_s: float = _TRACE_UP_S,
+    ) -> None:
+        """Put the image into the store, with its trace if that comes within so many
+        seconds. Raises as pack() does."""
         if self._new is not None:
             self.pack()
             if self._tracing is not None:
-                self._tracing.join(_TRACE_PATIENCE_S)
+                self._tracing.join(trace_within_s)
             store.add(self._new, self._manifest, self.trace)
             self.fetched_bytes += self.sealed.pack.size
         store.name(str(self.reference), self.sealed.digest, pinned=pinned)
@@ -440,7 +447,7 @@ def pull_image(
     its own digest: a signature of the index counts as well, if the image is in it.
     """
     with pulling(reference, access, store, policy=policy, listed_in=listed_in) as found:
-        found.keep(store, pinned=pinned)
+        found.keep(store, pinned=pinned, trace_within_s=_TRACE_PULLED_S)
     return PulledImage(reference, found.sealed.digest, found.why, found.fetched_bytes)
 
 

@@ -273,6 +273,7 @@ def test_a_trace_beside_the_image_decides_what_comes_first(
     ca = ("--ca-file", registry.ca_file)
     done = place.command("trace", path, target, *ca, noun="image")
     assert done.returncode == 0 and "64 KiB come first" in done.stderr, done.stderr
+    assert place.command("pull", target, *ca, noun="image").returncode == 0
     definition = place.definition(image=str(target), image_ca_file=registry.ca_file)
     for number in range(3):
 
