@@ -324,7 +324,7 @@ class Images:
         Returns its name. The caller has its lock."""
         row = self._row(digest)
         volume = _volume(digest)
-        if not os.path.lexists(volume.path):
+        if not _is_made(volume):
             if row is not None:
                 self._forget(digest)
             return self._open_new(
@@ -408,7 +408,7 @@ class Images:
         self._up.pop(digest, None)
         start_s = time.monotonic()
         volume = _volume(digest)
-        is_new = not os.path.lexists(volume.path)
+        is_new = not _is_made(volume)
         if is_new:
             # Its login is kept for that.
             self._store.add_image(digest, name)
@@ -467,7 +467,7 @@ class Images:
             return mount
         with self._lock_of(digest):
             row, volume = self._row(digest), _volume(digest)
-            if row is None or not os.path.lexists(volume.path):
+            if row is None or not _is_made(volume):
                 self._forget(digest)
                 raise BtrfsUblkError(f"the volume of image {digest} is lost")
             return self._bring_up(digest, row.name)
@@ -618,6 +618,12 @@ def _hex(digest: str) -> str:
 
 def _volume(digest: str) -> VolumeDirectory:
     return volumes.volume_directory(f"snapshotter-{_hex(digest)}")
+
+
+def _is_made(volume: VolumeDirectory) -> bool:
+    """Whether a volume is there: one that was killed before its metadata came is not,
+    and up_volume() makes it anew."""
+    return os.path.lexists(volume.path) and not volume.made().is_pending
 
 
 def _layers(volume: VolumeDirectory) -> Sequence[str]:

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -16,6 +17,7 @@ import pytest
 from support import snapshotter
 from support.devices import fill
 from support.lazy_images import BIG, Image, Place, elsewhere, some_layers
+from support.processes import ending_with_us
 from support.signing import ec_key, sign
 from support.snapshotter import EXISTS, Client, ask_for, connected, pull, state
 from support.waiting import wait_until
@@ -131,9 +133,14 @@ def test_the_cache_of_an_image_has_a_cap(place: Place, root: Path) -> None:
         assert limit() == 0
 
 
-def test_first_data_are_asked_for_beside_the_metadata(place: Place, root: Path) -> None:
+def test_first_data_come_beside_the_metadata(place: Place, root: Path) -> None:
+    """What a kill leaves then is made anew."""
     image = place.push("team/app", *some_layers(), Cmd=["/big"])
     volume = volume_directory(f"snapshotter-{image.sealed[7:23]}")
+    socket_ = root.with_suffix(".sock")
+    serve = [sys.executable, "-m", "btrfs_ublk.cli.main", "snapshotter", "serve"]
+    serve += [f"--root={root}", f"--socket={socket_}", "--writable=256M"]
+    serve += [f"--ca-file={place.registry.ca_file}", "--require-lazy"]
 
     def are_asked_for() -> bool:
         with suppress(BtrfsUblkError):
@@ -142,16 +149,23 @@ def test_first_data_are_asked_for_beside_the_metadata(place: Place, root: Path) 
         return False
 
     host, _, port = place.registry.host.partition(":")
-    with ExitStack() as stack:
-        far = link((host, int(port)), round_trip_s=1.5, bytes_per_s=0)
-        address, _ = stack.enter_context(far)
+    far = link((host, int(port)), round_trip_s=1.5, bytes_per_s=0)
+    with far as (address, _), ThreadPoolExecutor(1) as pool:
         place.allow(f"{address}/*")
-        client = stack.enter_context(served(place, root))
-        pool = stack.enter_context(ThreadPoolExecutor(1))
-        asked = pool.submit(pull, client, elsewhere(image, address))
-        wait_until(are_asked_for)
-        container = client.prepare("container", asked.result(60))
-        assert (container / "big").read_bytes() == image.layers[0]["big"]
+        there = elsewhere(image, address)
+        for is_last in (False, True):
+            with subprocess.Popen(ending_with_us(serve)) as process:
+                with connected(socket_) as client:
+                    asked = pool.submit(pull, client, there)
+                    if is_last:
+                        container = client.prepare("container", asked.result(60))
+                        read = (container / "big").read_bytes()
+                    else:
+                        wait_until(are_asked_for)
+                    process.kill()
+                    if not is_last:
+                        assert asked.exception(60)
+        assert read == image.layers[0]["big"]
 
 
 def test_what_is_told_of_it(place: Place, root: Path) -> None:
