@@ -107,7 +107,8 @@ def up(
 ) -> None:
     """Mount a volume, and print where it is.
 
-    It is made when there is none of that name. Its settings come from --file,
+    It is made when there is none of that name, and an option says what it is to have or
+    to be. Its settings come from --file,
     else in /etc/btrfs-ublk/volumes/NAME.toml, else in the options, which are kept with
     its data: next time, NAME will do. Repeated, it changes nothing; new files are added
     also while it is up.
@@ -131,6 +132,14 @@ def up(
             f"volume {name!r} is defined in {file}, which --{first} cannot change",
             hint="write it there",
         )
+    if is_default and not given and not added and not listed:
+        names = ", ".join(x.name for x in volumes.list_volumes(base=base, files=False))
+        raise UsageError(
+            f"there is no volume {name!r}",
+            hint=f"there are: {names or 'none'}; a new one needs a setting, or"
+            " something to have: --size 64T makes an empty one, --add-file and"
+            " --image another",
+        )
     definition = _changed(definition, given)
     entered = access.given_to([*added, *listed])
     definition = definition.with_files(entered[: len(added)])
@@ -138,8 +147,7 @@ def up(
         [x for x in entered if isinstance(x, volumes.VolumeTree)]
     )
     images: list[tuple[str, str]] = []
-    # The daemon starts while this imports what makes a volume.
-    with devices.daemon_starting(), progress(f"bring volume {name} up"):
+    with progress(f"bring volume {name} up"):
         volume = volumes.up_volume(
             name,
             definition,
@@ -150,9 +158,6 @@ def up(
         )
     for image in images:
         say_resolved(*image)
-    if is_default and not given and not added and not listed:
-        # The name may be misspelt.
-        click.echo(f"note: volume {name} is a new one, with nothing in it", err=True)
     click.echo(json.dumps(volume.to_dict()) if as_json else volume.mount)
 
 

@@ -25,6 +25,5 @@ if TYPE_CHECKING:
         device_directory,
     )
     from btrfs_ublk.device.upgrade import update_device, upgrade_device
-    from btrfs_ublk.supervision.client import daemon_starting
 else:
     __getattr__ = exporter(__name__, __file__)

@@ -204,10 +204,13 @@ def test_where_sys_is_read_only(place: Place) -> None:
 
 
 def test_a_name_that_nobody_has_defined(place: Place) -> None:
-    """It may have been misspelt, so it is said that there was none of that name."""
+    """It may be misspelt, so none is made of that name without an option."""
     done = place.command("up", NAME)
+    assert done.returncode == 2 and "there are: none; a new one" in done.stderr
+    done = place.command("up", NAME, "--size", "64T")
     assert done.returncode == 0, done.stderr
-    assert f"volume {NAME} is a new one, with nothing in it" in done.stderr
+    done = place.command("up", f"{NAME}x")
+    assert done.returncode == 2 and f"there are: {NAME}; a new one" in done.stderr
     done = place.command("logs", NAME, before=("env",))  # becomes tail
     assert done.returncode == 0 and "serves /dev/loop" in done.stdout
     assert place.command("down", NAME).returncode == 0
