@@ -18,6 +18,7 @@ from rich.table import Table
 
 from btrfs_ublk.base.process import run
 from btrfs_ublk.device import show_device
+from btrfs_ublk.device.state import RUN_VARIABLE
 from btrfs_ublk.errors import BtrfsUblkError
 from btrfs_ublk.image import (
     BuildOptions,
@@ -116,7 +117,7 @@ def show_image(
 def _up(
     image: str, directory: Path, front_end: FrontEndName
 ) -> Iterator[tuple[str, Path]]:
-    """Bring a volume of the image up, with a store of images of its own."""
+    """Bring a volume of the image up; its store of images and daemon are its own."""
     name, base = f"demo-{os.getpid()}", directory / "volumes"
     definition = VolumeDefinition(
         image=image,
@@ -125,19 +126,21 @@ def _up(
         writable_bytes=GIB,
         front_end=front_end,
     )
-    before = os.environ.get(IMAGES_VARIABLE)
-    os.environ[IMAGES_VARIABLE] = str(directory / "images")
+    # The host's daemon may run in another mount namespace.
+    variables = {IMAGES_VARIABLE: "images", RUN_VARIABLE: "run"}
+    before = dict(os.environ)
+    os.environ.update({key: str(directory / x) for key, x in variables.items()})
     try:
         up_volume(name, definition, base=base)
+        try:
+            yield name, base
+        finally:
+            down_volume(name, base=base)
+            remove_volume(name, base=base)
     finally:
-        del os.environ[IMAGES_VARIABLE]
-        if before is not None:
-            os.environ[IMAGES_VARIABLE] = before
-    try:
-        yield name, base
-    finally:
-        down_volume(name, base=base)
-        remove_volume(name, base=base)
+        for key in variables:
+            del os.environ[key]
+        os.environ.update(before)
 
 
 def _make_tree(tree: Path) -> str:
