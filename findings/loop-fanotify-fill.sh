@@ -5,12 +5,9 @@
 # Version: util-linux 2.38.1-5+deb12u3 (Debian 12); seen on Linux 6.18.44. Files that are
 # filled on demand (FAN_PRE_ACCESS of fanotify) came with Linux 6.14.
 # Why it surprises: what is mostly meant to be filled so are disk images, and a loop device
-# is how a disk image is used. fanotify(7) says that the event comes when a file is about
-# to be read. The reads of the device, with or without direct I/O, are reads of the file by the
-# kernel, and get what lies there: zeroes, cached under the device from then on, without an
-# error. A file system on it that finds its super block filled by an earlier look at
-# the file mounts, and its files have zeroes. A mount of EROFS from the file, without a
-# loop device, asks.
+# is how a disk image is used. fanotify(7) says that the event comes when a file is about to
+# be read. The reads of the device, with or without direct I/O, are reads of the file by
+# the kernel, and get what lies there: zeroes, without an error.
 # Source: drivers/block/loop.c, lo_rw_aio(), calls read_iter() of the backing file itself. The
 # question is in rw_verify_area(), which vfs_iter_read() calls (fsnotify_file_area_perm()).
 #
