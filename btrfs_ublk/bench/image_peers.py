@@ -18,6 +18,7 @@ from typing import Any
 from btrfs_ublk.base.capabilities import Capability, Program
 from btrfs_ublk.base.process import Argument, run, spawn
 from btrfs_ublk.bench.containers import CONTAINERD, call
+from btrfs_ublk.bench.disk import new_disk
 from btrfs_ublk.bench.peers.others import Foreign
 from btrfs_ublk.content import Digests
 from btrfs_ublk.errors import BtrfsUblkError
@@ -143,13 +144,25 @@ def _pulled(place: Place, tag: str) -> tuple[Any, Any, str]:
     return manifest, config, digest
 
 
+def _nydus_disk(mode: str, place: Place) -> Path:
+    """Return where its cache is. NB: tmpfs has no events before content is read."""
+    return place.work / "ext4" if mode == "fanotify" else place.work
+
+
+def _begin_nydus(mode: str, tag: str, place: Place, stack: ExitStack) -> Start:
+    if mode == "fanotify":
+        stack.enter_context(new_disk("ext4", place.work))
+    return partial(_nydus, mode, tag)
+
+
 def _nydus(
     mode: str, tag: str, place: Place, stack: ExitStack, *more: Argument
 ) -> Path:
     """The last layer is the metadata, as a tar."""
     manifest, _, _ = _pulled(place, tag)
     where = f"http://{place.host}/v2/{REPOSITORY}/blobs"
-    cache, lower = place.directory("cache"), place.directory("lower")
+    cache, lower = _nydus_disk(mode, place) / "cache", place.directory("lower")
+    cache.mkdir()
     argv = f"curl -sf {where}/{manifest['layers'][-1]['digest']} | tar -xzC {cache}"
     run(["bash", "-c", f"set -o pipefail; {argv}"], timeout_s=TIMEOUT_S)
     registry = {"host": place.host, "repo": REPOSITORY, "insecure": True}
@@ -162,11 +175,10 @@ def _nydus(
     command: list[Argument] = [NYDUS.path(), mode, "--mountpoint", lower, *more]
     command += ["--bootstrap", cache / "image/image.boot"]
     command += ["--config", place.work / "nydus.yaml", "--log-dir", place.work / "log"]
-    stack.enter_context(spawn(command))
-    deadline_s = time.monotonic() + TIMEOUT_S
+    server = stack.enter_context(spawn(command))
     while not os.path.ismount(lower):
-        if time.monotonic() > deadline_s:
-            raise TimeoutError("nydus does not mount")
+        if server.returncode is not None:
+            raise BtrfsUblkError(server.failure("ended before it had mounted"))
         time.sleep(0.002)
     return overlaid(place, lower, stack)
 
@@ -323,8 +335,7 @@ def _snapshot(channel: Any, tag: str, place: Place, stack: ExitStack) -> Path:
 
 
 def _peer_nydus(mode: str, tag: str) -> Peer:
-    start = partial(_nydus, mode, tag)
-    return Peer(lambda place, stack: start, _fill_nydus, (NYDUS,))
+    return Peer(partial(_begin_nydus, mode, tag), _fill_nydus, (NYDUS,))
 
 
 _STARGZ, _SOCI = (STARGZ, CTR_REMOTE, CONTAINERD, STRACE), (SOCI, SOCI_TOOL, STRACE)
