@@ -223,7 +223,8 @@ def _fill_nydus(place: Place, _layout: Path, tree: Path) -> None:
         _push_nydus(place, work, [blob], "nydus")
         (work / "turn").mkdir()
         turn = replace(place, host=place.registry, work=work / "turn")
-        api = f"unix://{work}/api"
+        # NB: a socket's path has 107 bytes at most.
+        api = f"unix://{stack.enter_context(tempdir())}/api"
         path = _nydus("fuse", "nydus", turn, stack, "--apiserver", api)
         run(["chroot", path, *place.words], timeout_s=TIMEOUT_S)
         argv = [NYDUS.path(), "optimize", "--apiserver", api, "--blob-dir", blobs]

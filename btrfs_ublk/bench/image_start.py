@@ -255,6 +255,7 @@ def _measure(
         ended_s = time.monotonic()
         used = Usage(before.parse(), RawSnapshot.take().parse(), {"proxies": proxies})
         servers = used.after.processes.keys() - there.keys()
+        memory_bytes = sum(map(_memory_bytes, servers))
         found = [each for each in requests() if each.began_s < ended_s]
     moved = sum(each.bytes for each in found)
     on_link_s = moved / rate if rate else 0.0
@@ -263,7 +264,7 @@ def _measure(
         "requests": len(found),
         "bytes": moved,
         "cpu_s": used.record()["rest"] * used.window_s,
-        "memory_bytes": sum(map(_memory_bytes, servers)),
+        "memory_bytes": memory_bytes,
         "first_request_s": min(each.began_s for each in found) - began_s,
         "limit_s": _ROUND_TRIPS * round_trip_s + on_link_s,
     }
