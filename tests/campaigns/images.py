@@ -27,9 +27,16 @@ from pathlib import Path
 from typing import Any
 
 import campaign
-import psutil
 from campaign import Run, by_kind, summed
-from killable import have_all_supervised, retry, serving, signal_at_once, soon
+from killable import (
+    differences_to,
+    have_all_supervised,
+    retry,
+    serving,
+    settled,
+    signal_at_once,
+    soon,
+)
 from kills import SINGLE
 from shadow import shadowed_writer
 from support.images import tagged_image
@@ -45,8 +52,6 @@ from btrfs_ublk.image import parse_name
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.check import check_image
 from btrfs_ublk.image.store import ImageStore
-from btrfs_ublk.kernel.mountinfo import read_mountinfo
-from btrfs_ublk.kernel.temporary import loops_below
 from btrfs_ublk.units import GIB, MIB
 from btrfs_ublk.volume import (
     VolumeDefinition,
@@ -139,11 +144,11 @@ class Campaign:
                 seed=self._chances.randrange(1 << 32),
                 timeout_s=self._deadline_s,
             ) as self._writer:
-                before = self._settled()
+                before = settled(self._top)
 
                 def do(result: Result) -> None:
                     self._round(result)
-                    self._compare_leftovers(before, result)
+                    result["problems"] += differences_to(before, self._top)
 
                 yield do
         finally:
@@ -195,50 +200,6 @@ class Campaign:
         if done.returncode:
             said = (done.stdout + done.stderr)[:500]
             result["problems"].append(f"{second} is another tree: {said}")
-
-    # What is left.
-
-    def _there(self) -> set[str]:
-        """Describe what there is of ours: files, mounts, loop devices, processes."""
-        found = {
-            f"mount {x.target}" for x in read_mountinfo() if self._is_ours(x.target)
-        }
-        found |= {f"loop device of {file}" for _, file in loops_below(self._top)}
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                if process.environ().get("BTRFS_UBLK_STATE_DIR") == str(
-                    self._top / "state"
-                ):
-                    found.add(f"process {Path((process.cmdline() or ['-'])[0]).name}")
-        for place in ("run", "volumes", "images", "state", "work"):
-            for directory, directories, files in os.walk(self._top / place):
-                # What a daemon and a volume have is theirs; only names count.
-                if Path(directory).parent == self._top / "volumes":
-                    directories[:] = []
-                found |= {os.path.join(directory, name) for name in directories}
-                found |= {os.path.join(directory, name) for name in files}
-        return {each for each in found if "/run/daemon" not in each}
-
-    def _settled(self) -> set[str]:
-        """Do so when no process starts or ends any more."""
-        before: set[str] = set()
-        while before != (now := self._there()):
-            before = now
-            time.sleep(0.5)
-        return now
-
-    def _is_ours(self, path: Path) -> bool:
-        return self._top in path.parents
-
-    def _compare_leftovers(self, before: set[str], result: Result) -> None:
-        """Whether all is as before, at last, as processes need a moment to end."""
-        end_s = time.monotonic() + 10
-        while (after := self._there()) != before and time.monotonic() < end_s:
-            time.sleep(0.1)
-        for each in sorted(after - before)[:10]:
-            result["problems"].append(f"is left: {each}")
-        for each in sorted(before - after)[:10]:
-            result["problems"].append(f"is gone: {each}")
 
     # Commands, killed and run again.
 

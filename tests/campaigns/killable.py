@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -12,12 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
 from support.verified_reads import NoAnswerError
 
 from btrfs_ublk.base.process import ProcessIdentity, run
 from btrfs_ublk.device import recover_device
 from btrfs_ublk.device.state import device_directory
 from btrfs_ublk.errors import LeftoverError
+from btrfs_ublk.kernel.mountinfo import read_mountinfo
+from btrfs_ublk.kernel.temporary import loops_below
 from btrfs_ublk.server import BlockServer, ZeroSegment
 from btrfs_ublk.volume.store import volume_directory
 
@@ -166,3 +170,44 @@ def where_it_waits(pid: int) -> str:
             ]
             found.append(f"pid {pid} thread {task.name}: {' < '.join(calls)}")
     return "\n".join(found)
+
+
+# What is left.
+
+
+def there_is(top: Path) -> set[str]:
+    """Describe what there is of a campaign that has this directory: files, mounts, loop
+    devices, processes."""
+    found = {f"mount {x.target}" for x in read_mountinfo() if top in x.target.parents}
+    found |= {f"loop device of {file}" for _, file in loops_below(top)}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("BTRFS_UBLK_STATE_DIR") == str(top / "state"):
+                found.add(f"process {Path((process.cmdline() or ['-'])[0]).name}")
+    for place in ("run", "volumes", "images", "state", "work"):
+        for directory, directories, files in os.walk(top / place):
+            # What a daemon and a volume have is theirs; only names count.
+            if Path(directory).parent == top / "volumes":
+                directories[:] = []
+            found |= {os.path.join(directory, name) for name in directories}
+            found |= {os.path.join(directory, name) for name in files}
+    ours = re.compile("/run/(daemon|tokens)")
+    return {each for each in found if not ours.search(each)}
+
+
+def settled(top: Path) -> set[str]:
+    """Do so when no process starts or ends any more."""
+    before: set[str] = set()
+    while before != (now := there_is(top)):
+        before = now
+        time.sleep(0.5)
+    return now
+
+
+def differences_to(before: set[str], top: Path) -> list[str]:
+    """Describe what is not as before, at last, as processes need a moment to end."""
+    end_s = time.monotonic() + 10
+    while (after := there_is(top)) != before and time.monotonic() < end_s:
+        time.sleep(0.1)
+    left, gone = sorted(after - before)[:10], sorted(before - after)[:10]
+    return [f"is left: {x}" for x in left] + [f"is gone: {x}" for x in gone]

@@ -14,7 +14,8 @@
 
 enum {
 	CHECK_MS = 50, /* how late a deadline may be noticed meanwhile */
-	RENEW_S = 30,  /* how long a token server has for a token that nobody waits for */
+	READ_AGAIN = 3,
+	RENEW_S = 30, /* how long a token server has for a token that nobody waits for */
 };
 
 /*
@@ -32,8 +33,8 @@ struct login_load {
 	struct error error;
 	int err;
 	bool on_worker, asking;
-	bool again;  /* the token server has refused what the files had before */
-	bool renews; /* it has begun while the last one was good, so requests need not wait */
+	unsigned again; /* how often the token server has refused what files had */
+	bool renews;	/* it has begun while the last one was good, so requests need not wait */
 };
 
 static void free_timer(uv_handle_t *timer)
@@ -153,8 +154,7 @@ static void on_asked(struct exchange *ask)
 	remote_tell_token(load->fetcher, load->remote, err ? NULL : login_token(load->login), why,
 			  refused, load->login->until_ns);
 	/* Somebody may have changed the files in between. If not, the refusal is known there. */
-	if (err && refused && !load->again && !is_unwanted(load)) {
-		load->again = true;
+	if (err && refused && load->again++ < READ_AGAIN && !is_unwanted(load)) {
 		login_put(load->remote, load->login);
 		load->login = NULL;
 		load->ask = (struct exchange){};
