@@ -48,8 +48,9 @@ if TYPE_CHECKING:
     from btrfs_ublk.server.description import Description
 
 FORMAT_VERSION = 1
-#: Another command may hold the lock: it fetches nothing, but may wait for a server.
-_LOCK_TIMEOUT_S = 60.0
+#: Another command may hold the lock: it fetches nothing, but may wait for a server. On
+#: a busy machine, a snapshot takes a second, and dozens may want one at once.
+_LOCK_TIMEOUT_S = 600.0
 
 _Record = TypeVar("_Record")
 _HINT = f"run as root, or name a directory of yours in {VOLUMES_VARIABLE}"
