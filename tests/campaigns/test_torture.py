@@ -97,6 +97,12 @@ SHORT = {
     "power": Short(
         [FUSE, REGISTRY], ["--seed=3", "--steps=13", "--rounds=6", "--up-every=3"], 6
     ),
+    "promises": Short(
+        [FUSE, LOOP, REGISTRY],
+        ["--images=2", "--commits=3", "--reading=5", "--rounds=3"],
+        3,
+        ["credentials", "boot", "commits"],
+    ),
 }
 
 
