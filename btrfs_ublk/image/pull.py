@@ -336,8 +336,8 @@ class Pull:
         verified; the whole, and what is said of it, is only by pack(). Raises as
         pack() does, as reads of it do."""
         assert self._new is not None
-        arriving = ArrivingPack(self._new / "pack", self.sealed, self._wait_for)
-        return io.BufferedReader(arriving)
+        pack = self._new / "pack"
+        return io.BufferedReader(ArrivingPack(pack, self.sealed, self._wait_for))
 
     def pack(self) -> Path:
         """Wait for the pack, and return where it is, verified. Raises RegistryError,
