@@ -134,8 +134,11 @@ def test_blocks_that_layers_share_are_those_of_snapshots(
             counts = [len(files) for files in before.values()]
             assert counts == [1500, 1508, 1516, 1524, 1532, 1540]
             for number, tree in enumerate(trees):
-                fork = mount / f"fork{number}"
-                btrfs("subvolume", "snapshot", tree, fork)
+                fork = mount / f"fork{number}" if number < 5 else tree
+                if fork == tree:  # the kernel was told of no snapshot of it
+                    btrfs("property", "set", tree, "ro", "false")
+                else:
+                    btrfs("subvolume", "snapshot", tree, fork)
                 for name in some.sample(sorted(before[tree]), 200):
                     (fork / name).unlink()
                 for name in sorted(names_in(fork))[::9]:
