@@ -7,10 +7,12 @@ import dataclasses
 import pickle
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from btrfs_ublk.base.paths import OptionalPath
 from btrfs_ublk.base.records import _waiting, dataclass
 
 
@@ -66,12 +68,32 @@ def test_it_is_a_dataclass(act: Callable[[], Any], expected: Any) -> None:
 
 
 def test_wrong_arguments_and_changes_are_refused() -> None:
-    with pytest.raises(TypeError, match="__init__"):
-        Point()  # type: ignore[call-arg]
+    wrong: list[Callable[..., object]] = [
+        lambda make: make(),
+        lambda make: make(1, 2, [], 4),
+        lambda make: make(1, x=1),
+        lambda make: make(1, other=1),
+    ]
+    for act in wrong:
+        with pytest.raises(TypeError, match="__init__"):
+            act(Point)
     with pytest.raises(dataclasses.FrozenInstanceError):
         Point(1).x = 2  # type: ignore[misc]
     with pytest.raises(TypeError, match=r"needs dataclasses\.dataclass"):
         dataclass(frozen=True)(type("Other", (dict,), {}))
+
+
+def test_fields_may_be_descriptors_or_hidden() -> None:
+    @dataclass(frozen=True)
+    class Entered:
+        path: OptionalPath = OptionalPath()
+        secret: str = dataclasses.field(default="s", repr=False)
+        note: str = dataclasses.field(default="", compare=False)
+
+    assert Entered().path is None and Entered(path="a").path == Path("a")
+    assert "secret" not in repr(Entered())
+    assert Entered(note="a") == Entered() != Entered(secret="t")
+    assert hash(Entered(note="a")) == hash(Entered())
 
 
 def test_threads_may_be_the_first_at_once() -> None:
