@@ -277,6 +277,7 @@ def _fill_soci(optimised: bool, place: Place, layout: Path, tree: Path) -> None:
     tag = "soci-optimised" if optimised else "soci"
     with tempdir(parent=place.root) as work:
         argv: list[Argument] = [SOCI_TOOL.path(), "convert", "--standalone"]
+        argv += ["--min-layer-size", "0"]
         for path in _read_files(place, tree) if optimised else ():
             argv += ["--prefetch-file", path]
         argv += ["--format", "oci-dir", layout, work / "made"]
