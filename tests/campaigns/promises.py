@@ -107,6 +107,10 @@ class Campaign:
         new.rename(self._login)
         del right[:-1]
 
+    def _have_tokens_live(self, life_s: int) -> None:
+        tokens = self._registry.tokens
+        tokens.expires_in_s, tokens.life_s = life_s, float(life_s)
+
     def _mount(self, name: str) -> Path:
         return self._disk / "mnt" / name
 
@@ -116,8 +120,7 @@ class Campaign:
     @contextmanager
     def bed(self, _result: Result) -> Iterator[Callable[[Result], None]]:
         """Have all volumes up, with nothing of their data here."""
-        tokens = self._registry.tokens
-        tokens.expires_in_s, tokens.life_s = _TOKEN_S, float(_TOKEN_S)
+        self._have_tokens_live(_TOKEN_S)
         try:
             for name in self._images:
                 definition = VolumeDefinition(
@@ -173,7 +176,7 @@ class Campaign:
         with campaign.repeated(self._rotate, pause_s=_ROTATION_S):
             self._read(result, part_s=self._reading_s * _PART_BYTES / _BYTES)
         result["took_s"] = time.monotonic() - begun_s
-        tokens.expires_in_s, tokens.life_s = 300, 300.0
+        self._have_tokens_live(300)
         result["fetches"] = sum(b'"GET"' in x and b"/blobs/" in x for x in log[said:])
         result["passwords"] = self._passwords - first
         result["token_requests"] = len(tokens.requests) - asked
@@ -243,6 +246,7 @@ class Campaign:
     def commits(self, result: Result) -> None:
         """Fork, write, commit and drop, all at once."""
         name = next(iter(self._images))
+        self._have_tokens_live(300)
         before, starting = settled(self._disk), threading.Barrier(self._commits)
 
         def work(number: int) -> str:
