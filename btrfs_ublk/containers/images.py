@@ -38,6 +38,7 @@ from btrfs_ublk.image.documents import SEALED_IN, InvalidImageError
 from btrfs_ublk.image.policy import Policy, RefusedImageError, read_policy
 from btrfs_ublk.image.reference import Reference, check_digest, parse_reference
 from btrfs_ublk.units import GIB
+from btrfs_ublk.volume.begin import bring_up
 from btrfs_ublk.volume.forks import LAYERS_DIRECTORY
 
 if TYPE_CHECKING:
@@ -429,7 +430,7 @@ class Images:
                 if layer is not None:
                     layer.check(name, _layers(volume))
 
-            volumes.up_volume(
+            bring_up(
                 volume.name, definition, made=check, policy=policy, listed_in=listed_in
             )
         except BaseException as error:

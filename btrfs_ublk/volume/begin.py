@@ -33,10 +33,8 @@ def up_volume(
     *,
     base: StrPath | None = None,
     made: Callable[[], object] | None = None,
-    resolved: Resolved | None = None,
+    resolved: Callable[[str, str], object] | None = None,
     files: bool = True,
-    policy: Policy | None = None,
-    listed_in: Reference | None = None,
 ) -> KeptVolume:
     """Mount a volume with all files and trees of its definition (None: of that which
     find_definition() chooses); it outlives this process. A volume that is already up
@@ -46,12 +44,29 @@ def up_volume(
     /var/lib/btrfs-ublk/volumes), and survive down_volume() and reboots. ``made`` is
     called when all is done, with signals deferred; ``resolved`` with each image whose
     tag was resolved to a digest, which is kept from then on. Without ``files``, these
-    are only counted in what is returned. ``policy`` and ``listed_in``: of the image of
-    a new volume, see pulling().
+    are only counted in what is returned.
 
     Raises UsageError for a definition that does not fit the existing volume,
     CapabilityError, BtrfsUblkError. What was made for this is undone then.
     """
+    return bring_up(
+        name, definition, base=base, made=made, resolved=resolved, files=files
+    )
+
+
+def bring_up(
+    name: str,
+    definition: VolumeDefinition | None = None,
+    *,
+    base: StrPath | None = None,
+    made: Callable[[], object] | None = None,
+    resolved: Resolved | None = None,
+    files: bool = True,
+    policy: Policy | None = None,
+    listed_in: Reference | None = None,
+) -> KeptVolume:
+    """Do as up_volume() does; ``policy`` and ``listed_in`` are of the image of a new
+    volume, see pulling()."""
     require(ROOT, BTRFS, LOOP)
     if definition is None:
         definition = find_definition(name, base=base).definition

@@ -49,6 +49,7 @@ status=$?
 """
 
 
+@pytest.mark.device
 def test_beside_a_daemon_in_another_mount_namespace(need: Need, tmp_path: Path) -> None:
     need(BTRFS, LOOP, FUSE)
     argv = ["unshare", "--mount", "--", "sh", "-c", _BESIDE, "sh", sys.executable]
