@@ -30,7 +30,6 @@ from btrfs_ublk.image.documents import (
     TRACE,
     Descriptor,
     Start,
-    digests_of_parts,
     embedding,
     to_bytes,
     write_sealed_manifest,
@@ -254,9 +253,7 @@ def seal(
         fsid=header.fsid,
         digests=digests.units,
     )
-    annotations = start.to_annotations() | digests_of_parts(layout.blob(pack.digest))
-    if traced:
-        annotations[TRACE] = "first"
+    annotations = start.to_annotations() | ({TRACE: "first"} if traced else {})
     manifest = write_sealed_manifest(pack, data, annotations=annotations)
     sealed = layout.add(MANIFEST, manifest, artifactType=ARTIFACT, platform=NO_PLATFORM)
     index = layout.add(INDEX, _index(layout, opened, sealed, manifest))

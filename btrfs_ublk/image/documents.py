@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from datetime import datetime
 from math import inf
@@ -55,9 +55,6 @@ SEALED_IN = "containerd.io/snapshot/btrfs-ublk.image"
 TAG = "org.opencontainers.image.ref.name"
 #: Annotation of a sealed image's manifest: its Start.
 START = "vnd.btrfs-ublk.start"
-#: Of a larger pack, the SHA-256 of each 4 MiB, in base64, so that it is unpacked as it
-#: arrives, and nothing that is not verified.
-PACK_PARTS, PACK_PART_BYTES = "vnd.btrfs-ublk.pack-parts", 4 << 20
 #: Annotation: when something was made.
 CREATED = "org.opencontainers.image.created"
 #: The diff ID of a layer of no bytes. As containerd starts an image without layers from
@@ -424,33 +421,10 @@ class SealedManifest:
     traced: bool = False
     #: As a trace has it (image/traces.py): what comes first of an indexed image.
     first: object = None
-    #: Digests of each PACK_PART_BYTES of a larger pack.
-    parts: Sequence[bytes] = ()
 
     @property
     def data_bytes(self) -> int:
         return self.data.size if self.data else 0
-
-
-def digests_of_parts(pack: Path) -> dict[str, str]:
-    """Return what the manifest has of the parts of a pack. Raises OSError."""
-    found = b""
-    with open(pack, "rb") as file:
-        while part := file.read(PACK_PART_BYTES):
-            found += hashlib.sha256(part).digest()
-    return {PACK_PARTS: base64.b64encode(found).decode()} if len(found) > 32 else {}
-
-
-def _parts_in(annotations: object, pack: Descriptor) -> Sequence[bytes]:
-    """Return the digests of a pack's parts; none where they are not said as here."""
-    text = annotations.get(PACK_PARTS) if isinstance(annotations, dict) else None
-    try:
-        found = base64.b64decode(text or "", validate=True)
-    except (ValueError, TypeError):
-        return ()
-    parts = [found[at : at + 32] for at in range(0, len(found), 32)]
-    wanted = -(-pack.size // PACK_PART_BYTES) * 32
-    return parts if len(found) == wanted else ()
 
 
 def write_sealed_manifest(
@@ -516,5 +490,4 @@ def parse_sealed_manifest(data: bytes, where: str) -> SealedManifest:
         Start.parse(text) if isinstance(text, str) and DATA in found else None,
         TRACE in annotations,
         annotations.get(FIRST),
-        _parts_in(annotations, found[METADATA]),
     )

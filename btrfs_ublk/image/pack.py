@@ -1,9 +1,9 @@
 """The metadata pack: all of a sealed image but its data, in one zstd stream
 (docs/design/images.md).
 
-The kernel parses what is in a pack, so a caller of unpack() gives only bytes that are
-verified, and trusts who made it. Nevertheless each number is checked before it is used,
-and the number of bytes that are written is bounded.
+The kernel parses what is in a pack, so a caller of unpack() has verified its digest and
+trusts who made it. Nevertheless each number is checked before it is used, and the
+number of bytes that are written is bounded.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _WINDOW_LOG = 27
 #: Level 19 takes 0.55 s for each MiB, which is too long for trees of a million files:
 #: level 12 takes a twentieth of that, and its packs are a tenth larger.
 _LEVEL, _LEVEL_OF_LARGE, _LARGE_BYTES = 19, 12, 64 * MIB
-_COPY_BYTES, _SYNC_BYTES = MIB, 32 * MIB
+_COPY_BYTES = MIB
 #: Of subvolumes (BTRFS_FIRST_FREE_OBJECTID, BTRFS_LAST_FREE_OBJECTID in btrfs_tree.h).
 _SUBVOLUMES = range(256, (1 << 64) - 256 + 1)
 
@@ -443,9 +443,9 @@ def _decompressing() -> Iterator[None]:
 
 
 @contextmanager
-def opened_pack(pack: Path | IO[bytes]) -> Iterator[tuple[PackHeader, _Reader]]:
+def opened_pack(path: Path) -> Iterator[tuple[PackHeader, _Reader]]:
     """Open a pack whose digest was verified. Raises InvalidPackError, OSError."""
-    with open(pack, "rb") if isinstance(pack, Path) else pack as file:
+    with open(path, "rb") as file:
         reader = _Reader(file)
         if (magic := reader.read(len(MAGIC))) != MAGIC:
             if other := _ANY_VERSION.fullmatch(magic):
@@ -465,10 +465,7 @@ def read_header(path: Path) -> PackHeader:
 
 
 def unpack(
-    pack: Path | IO[bytes],
-    seed_image: Path,
-    *,
-    check: Callable[[PackHeader], object] | None = None,
+    path: Path, seed_image: Path, *, check: Callable[[PackHeader], object] | None = None
 ) -> tuple[PackHeader, Digests]:
     """Write the local part of an image into a new sparse file; return the header and
     the units' digests, which were verified against the root. Of an indexed image,
@@ -478,8 +475,7 @@ def unpack(
     InvalidPackError and OSError; what was written of the file stays then, for the
     caller to remove with its directory.
     """
-    unsynced = 0
-    with opened_pack(pack) as (header, reader):
+    with opened_pack(path) as (header, reader):
         if check is not None:
             check(header)
         _check_room(header, seed_image.parent)
@@ -491,11 +487,6 @@ def unpack(
                     part = reader.read(min(length, _COPY_BYTES))
                     seed.write(part)
                     length -= len(part)
-                    unsynced += len(part)
-                if unsynced > _SYNC_BYTES and not isinstance(pack, Path):
-                    # While more arrives; what is left for the end is little.
-                    os.fdatasync(seed.fileno())
-                    unsynced = 0
         digests = _take_digests(header, reader)
         _take_indexes(header, reader, seed_image.parent)
         reader.finish()

@@ -6,15 +6,13 @@ index. The data stay where they are until they are read.
 
 from __future__ import annotations
 
-import hashlib
-import io
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from btrfs_ublk.base.records import dataclass
 from btrfs_ublk.errors import UsageError, writing
@@ -22,7 +20,6 @@ from btrfs_ublk.image.access import RegistryAccess, RegistryError
 from btrfs_ublk.image.documents import (
     ARTIFACT,
     INDEXED,
-    PACK_PART_BYTES,
     Descriptor,
     InvalidImageError,
     SealedManifest,
@@ -209,49 +206,6 @@ def _listing(repository: Repository, name: Reference, digest: str) -> list[str]:
     return [index.digest] if any(one.digest == digest for one in manifests) else []
 
 
-class ArrivingPack(io.RawIOBase):
-    """The parts of a pack that grows; ``wait_for`` waits for its first bytes."""
-
-    def __init__(
-        self, path: Path, sealed: SealedManifest, wait_for: Callable[[int], None]
-    ) -> None:
-        self._path, self._sealed, self._wait_for = path, sealed, wait_for
-        self._file: io.FileIO | None = None
-        self._number = 0
-        self._part = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        super().close()
-
-    def readinto(self, buffer: Any) -> int:
-        if not self._part and self._number < len(self._sealed.parts):
-            self._part = memoryview(self._next_part())
-        size_bytes = min(len(buffer), len(self._part))
-        buffer[:size_bytes] = self._part[:size_bytes]
-        self._part = self._part[size_bytes:]
-        return size_bytes
-
-    def _next_part(self) -> bytes:
-        begin = self._number * PACK_PART_BYTES
-        end = min(begin + PACK_PART_BYTES, self._sealed.pack.size)
-        self._wait_for(end)
-        if self._file is None:
-            self._file = open(self._path, "rb", buffering=0)
-        part = self._file.read(end - begin)
-        if hashlib.sha256(part).digest() != self._sealed.parts[self._number]:
-            raise InvalidImageError(
-                f"part {self._number} of {self._sealed.pack.digest}, the metadata "
-                "pack, is not what its manifest says"
-            )
-        self._number += 1
-        return part
-
-
 class Pull:
     """A sealed image whose manifest is there, and that the policy lets in; ``why`` says
     why. A thread fetches its pack meanwhile, unless it is in the store (``stored``)."""
@@ -275,9 +229,6 @@ class Pull:
         #: What the newest trace that refers to the image has read, once that is known.
         self.trace: list[tuple[int, int]] = []
         self._tracing: threading.Thread | None = None
-        self._changed = threading.Condition()
-        self._arrived_bytes = 0
-        self._ended = False
 
     @property
     def start(self) -> Start | None:
@@ -308,36 +259,10 @@ class Pull:
                 )
         except BaseException as error:
             self._error = error
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
 
-    def _count(self, size_bytes: int) -> None:
+    def _count(self, _bytes: int) -> None:
         if self._unwanted:
             raise InterruptedError
-        with self._changed:
-            self._arrived_bytes += size_bytes
-            self._changed.notify_all()
-
-    def _wait_for(self, end: int) -> None:
-        """Wait until the first ``end`` bytes of the pack are there."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._arrived_bytes >= end)
-        if self._error is not None:
-            raise self._error
-
-    @property
-    def comes_in_parts(self) -> bool:
-        """Whether it is on its way, and arriving() need not wait for all of it."""
-        return self._thread is not None and bool(self.sealed.parts)
-
-    def arriving(self) -> IO[bytes]:
-        """Return the pack, of which a reader gets each part when it has come and is
-        verified; the whole, and what is said of it, is only by pack(). Raises as
-        pack() does, as reads of it do."""
-        assert self._new is not None
-        pack = self._new / "pack"
-        return io.BufferedReader(ArrivingPack(pack, self.sealed, self._wait_for))
 
     def pack(self) -> Path:
         """Wait for the pack, and return where it is, verified. Raises RegistryError,

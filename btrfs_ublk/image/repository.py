@@ -161,9 +161,9 @@ class Repository(ABC):
             progress(file.tell())
             for part in self.parts(one, file.tell()):
                 file.write(part)
-                file.flush()  # for who reads it meanwhile
                 found.update(part)
                 progress(len(part))
+            file.flush()
             os.fsync(file.fileno())
         digest = f"sha256:{found.hexdigest()}"
         if digest != one.digest:

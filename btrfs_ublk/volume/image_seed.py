@@ -13,7 +13,7 @@ from dataclasses import replace
 from fcntl import ioctl
 from importlib import import_module
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from btrfs_ublk.base.log import log, step
@@ -80,12 +80,6 @@ class FoundImage:
         with step(f"pull {self.name}"):
             return self.pull.pack()
 
-    def _opened(self) -> IO[bytes] | Path:
-        """The pack, to unpack while it arrives; pack() has to agree."""
-        if self.pull is not None and self.pull.comes_in_parts:
-            return self.pull.arriving()
-        return self.pack()
-
     @property
     def trace(self) -> Sequence[Sequence[int]]:
         """The extents of the data that a start has read, as far as they are known."""
@@ -98,7 +92,7 @@ class FoundImage:
 
     def prepare(self) -> None:
         """Wait for what begin() needs."""
-        if self._start is None and not (self.pull and self.pull.comes_in_parts):
+        if self._start is None:
             self.pack()
 
     def begin(self, volume: VolumeDirectory) -> tuple[Seed, dict[str, Any]]:
@@ -154,8 +148,7 @@ class FoundImage:
                 raise InvalidPackError("its manifest says something else of it")
 
         check = None if begun is None else is_as_begun
-        header, digests = unpack(self._opened(), volume.seed_image, check=check)
-        self.pack()
+        header, digests = unpack(self.pack(), volume.seed_image, check=check)
         check_data(header, self.data_bytes, indexed=self.layer is not None)
         if begun is None:
             digests.write(volume.path / DIGESTS)

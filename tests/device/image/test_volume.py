@@ -30,7 +30,7 @@ from btrfs_ublk.device import device_map
 from btrfs_ublk.errors import BtrfsUblkError, UsageError
 from btrfs_ublk.image.access import RegistryAccess
 from btrfs_ublk.image.build import BuiltImage, seal
-from btrfs_ublk.image.documents import PACK_PART_BYTES, digest_of
+from btrfs_ublk.image.documents import digest_of
 from btrfs_ublk.image.layout import Layout
 from btrfs_ublk.image.pull import inspect_image
 from btrfs_ublk.image.reference import Reference
@@ -164,17 +164,7 @@ def test_from_a_layout(place: Place) -> None:
     remove_volume(NAME, base=place.base)
 
 
-@pytest.mark.parametrize("part_bytes", [PACK_PART_BYTES, 8 * KIB])
-def test_from_a_registry(
-    place: Place,
-    registry: Registry,
-    monkeypatch: pytest.MonkeyPatch,
-    part_bytes: int,
-) -> None:
-    """Also where its pack is unpacked as it arrives."""
-    for module in ("documents", "pull"):
-        name = f"btrfs_ublk.image.{module}.PACK_PART_BYTES"
-        monkeypatch.setattr(name, part_bytes)
+def test_from_a_registry(place: Place, registry: Registry) -> None:
     image, inode = image_of_a_file(place.root / "image")
     target = Reference(registry.host, "some/app", "1")
     push(image, target, registry.ca_file)

@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import random
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,16 +15,7 @@ from hypothesis import strategies as st
 
 from btrfs_ublk.content.digests import Digests
 from btrfs_ublk.image import pack as packs
-from btrfs_ublk.image.documents import (
-    METADATA,
-    PACK_PART_BYTES,
-    InvalidImageError,
-    describe,
-    digest_of,
-    digests_of_parts,
-    parse_sealed_manifest,
-    write_sealed_manifest,
-)
+from btrfs_ublk.image.documents import digest_of
 from btrfs_ublk.image.pack import (
     DATA_OFFSET,
     MAGIC,
@@ -39,7 +29,6 @@ from btrfs_ublk.image.pack import (
     unpack,
     write_pack,
 )
-from btrfs_ublk.image.pull import ArrivingPack
 from btrfs_ublk.units import GIB, KIB, MIB
 
 DIFF = digest_of(b"a layer")
@@ -265,35 +254,3 @@ def test_a_manifest_has_to_tell_of_the_same_data(tmp_path: Path) -> None:
     check_data(header, header.data_bytes)
     with pytest.raises(InvalidPackError, match="bytes of data, and the manifest of 0"):
         check_data(header, 0)
-
-
-def test_a_pack_is_read_as_it_arrives(tmp_path: Path) -> None:
-    """A reader gets a part when it is there, and is what the manifest says."""
-    path, pack = tmp_path / "pack", random.Random(3).randbytes(2 * PACK_PART_BYTES + 7)
-    path.write_bytes(pack)
-    small = tmp_path / "small"
-    small.write_bytes(pack[:PACK_PART_BYTES])
-    annotations = digests_of_parts(path)
-    manifest = write_sealed_manifest(
-        describe(METADATA, pack), None, annotations=annotations
-    )
-    sealed = parse_sealed_manifest(manifest, "it")
-    assert len(sealed.parts) == 3 and digests_of_parts(small) == {}
-    path.unlink()
-    ends = []
-
-    def arrive(end: int) -> None:
-        ends.append(end)
-        path.write_bytes(pack[:end])
-
-    with io.BufferedReader(ArrivingPack(path, sealed, arrive)) as file:
-        assert file.read(5) == pack[:5] and ends == [PACK_PART_BYTES]
-        assert file.read() == pack[5:]
-        assert ends == [PACK_PART_BYTES, 2 * PACK_PART_BYTES, len(pack)]
-    damaged = bytearray(pack)
-    damaged[PACK_PART_BYTES] ^= 1
-    path.write_bytes(damaged)
-    with io.BufferedReader(ArrivingPack(path, sealed, lambda _end: None)) as file:
-        assert file.read(PACK_PART_BYTES) == pack[:PACK_PART_BYTES]
-        with pytest.raises(InvalidImageError, match="part 1 of"):
-            file.read(1)
