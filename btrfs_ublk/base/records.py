@@ -9,15 +9,17 @@ longer to compare: where there are thousands, take the other.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
-from dataclasses import MISSING, FrozenInstanceError, fields
+from dataclasses import MISSING, Field, FrozenInstanceError, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass  # noqa: F811
 
 _lock = threading.RLock()
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 #: The options of classes that wait.
 _waiting: dict[type, dict[str, Any]] = {}
 
@@ -37,9 +39,16 @@ def _complete(cls: type) -> None:
             if (options := _waiting.get(each)) is not None:
                 if not each.__doc__:
                     each.__doc__ = each.__name__  # Else it formats a signature.
-                decorate(**options | given)(each)
-                if "__init__" not in each.__dict__:
-                    setattr(each, "__init__", _initialiser(each))  # noqa: B010
+                before = dict(vars(each))
+                try:
+                    decorate(**options | given)(each)
+                    if "__init__" not in each.__dict__:
+                        setattr(each, "__init__", _initialiser(each))  # noqa: B010
+                except BaseException:  # a signal's, too: the next try finds all
+                    for name, value in before.items():
+                        if name == "__dataclass_fields__" or isinstance(value, Field):
+                            setattr(each, name, value)
+                    raise
                 del _waiting[each]
 
 

@@ -107,11 +107,10 @@ def up(
 ) -> None:
     """Mount a volume, and print where it is.
 
-    It is made when there is none of that name, and an option says what it is to have or
-    to be. Its settings come from --file,
-    else in /etc/btrfs-ublk/volumes/NAME.toml, else in the options, which are kept with
-    its data: next time, NAME will do. Repeated, it changes nothing; new files are added
-    also while it is up.
+    It is made when there is none of that name, and an option says something of it. Its
+    settings come from --file, else from /etc/btrfs-ublk/volumes/NAME.toml, else from
+    the options, which are kept with its data: next time, NAME will do. Repeated, it
+    changes nothing; new files are added also while it is up.
     """
     given = {key: value for key, value in options.items() if value is not None}
     is_default = False

@@ -236,10 +236,13 @@ class Images:
             layer = _Layer(chain_id := _chain_id(target), is_first=not parent)
             with self._lock_of(digest):
                 self._refuse_if_failed(digest)
+                self._refuse_if_failed(layer_of_it := f"{digest} {chain_id}")
                 try:
                     name = self._open(digest, labels.get(IMAGE_REF), layer)
-                except _WrongLayerError:
-                    raise  # the image itself may be asked for meanwhile
+                except _WrongLayerError as error:
+                    # The image itself may be asked for meanwhile.
+                    self._failed[layer_of_it] = time.monotonic(), error
+                    raise
                 except (BtrfsUblkError, OSError) as error:
                     self._failed[digest] = time.monotonic(), error
                     raise
@@ -376,17 +379,22 @@ class Images:
                 hint="let CRI tell references (disable_snapshot_annotations = false), "
                 "or name repositories with --repository",
             )
+        if stored:  # before all of it is made
+            of_it = [one.chain_id for one in images.ImageStore().header(digest).layers]
+            layer.check(digest, of_it)
         # What pods name, root has not chosen: a digest does not suffice.
         policy = replace(read_policy(), digests=False) if stored is None else None
+        from btrfs_ublk.image.pack import InvalidPackError
+        from btrfs_ublk.image.pull import NotSealedError
+
+        elsewhere = (RegistryError, InvalidImageError, RefusedImageError)
         first: BtrfsUblkError | None = None
         for place in dict.fromkeys(places):
             name = str(parse_reference(f"{place}@{digest}"))
             listed_in = reference if reference and reference.place == place else None
             try:
                 self._bring_up(digest, name, layer, policy, listed_in)
-            except _WrongLayerError:
-                raise  # it is the same image everywhere
-            except BtrfsUblkError as error:
+            except (*elsewhere, InvalidPackError, NotSealedError) as error:
                 first = first or error
                 continue
             return name
@@ -438,6 +446,7 @@ class Images:
             if is_new and not os.path.lexists(volume.path):
                 self._store.forget_image(digest)
                 self._forget_login(name)
+                del self._problems[digest]
             raise
         (mount / SNAPSHOTS_DIRECTORY).mkdir(mode=0o700, exist_ok=True)
         self._settle(digest, mount)

@@ -11,6 +11,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass as compiled_dataclass
 from dataclasses import replace
 from os import fspath
 from typing import Any, Protocol
@@ -46,7 +47,7 @@ class Ask(Protocol):
         BtrfsUblkError without a reply."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@compiled_dataclass(frozen=True, kw_only=True)
 class Addition:
     """A mapping to add. ``source`` is an index into the request's sources. An
     ``offset`` of None is the lowest free one, or that of an identical mapping from
@@ -58,7 +59,7 @@ class Addition:
     offset: int | None = None
 
 
-@dataclass(frozen=True)
+@compiled_dataclass(frozen=True)
 class Added:
     """A mapping that was added: its offset, whether it existed already, and its
     length, which is 0 where the source is empty: nothing is mapped then. The source has

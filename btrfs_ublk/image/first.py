@@ -14,7 +14,6 @@ from pathlib import Path
 from btrfs_ublk.content.trace import Trace
 from btrfs_ublk.errors import UsageError
 from btrfs_ublk.image.access import RegistryAccess
-from btrfs_ublk.image.build import source_date_epoch
 from btrfs_ublk.image.documents import (
     CREATED,
     EMPTY,
@@ -156,9 +155,7 @@ def push_trace(
             f"the trace has read nothing of {reference}",
             hint="record it while this image is up: btrfs-ublk trace record",
         )
-    when = datetime.fromtimestamp(
-        source_date_epoch() or datetime.now().timestamp(), timezone.utc
-    )
+    when = datetime.now(timezone.utc)  # the newest one counts
     annotations = {
         CREATED: when.isoformat(timespec="seconds"),
         TRACE: write_trace(kept),

@@ -258,9 +258,12 @@ def _seal(
             created = datetime.fromtimestamp(epoch, timezone.utc).isoformat()
             more["annotations"] = {CREATED: created}
     subvolume = header.layers[-1].subvolume
-    units = units_of_ranges(made / "seed.img", subvolume, first, header.unit)
     annotations = dict(more.get("annotations", {}))
-    if units := fitting(units):
+    if first and (
+        units := fitting(
+            units_of_ranges(made / "seed.img", subvolume, first, header.unit)
+        )
+    ):
         annotations[FIRST] = write_trace(units)
     one = layout.add(
         MANIFEST,

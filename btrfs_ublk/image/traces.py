@@ -24,6 +24,8 @@ Extent = tuple[int, int]
 #: What a trace that anybody can push makes others fetch, and how long it is, where a
 #: registry's list of referrers has it.
 MAX_BYTES, MAX_TEXT = 256 * MIB, 32 << 10
+#: How many are looked at until one is valid.
+_TRIED = 3
 
 
 def joined(extents: Iterable[Extent]) -> list[Extent]:
@@ -61,12 +63,12 @@ def find_trace(digest: str, repository: Repository) -> list[Extent]:
             for each in repository.referrers(digest)
             if each.raw.get("artifactType") == TRACED
         ]
-        for one in sorted(found, key=created_s)[-1:]:
+        for one in sorted(found, key=created_s, reverse=True)[:_TRIED]:
             text = one.annotations.get(TRACE) or _annotation(one, repository)
             extents = parse_trace(text)
-            if extents is None:
-                log.warning("the trace %s of %s is not valid", one.digest, digest)
-            return extents or []
+            if extents is not None:
+                return extents
+            log.warning("the trace %s of %s is not valid", one.digest, digest)
     return []
 
 

@@ -304,12 +304,17 @@ def beginning_image(
         # NB: what is loaded by two threads at once takes as long as both.
         import btrfs_ublk.image.registry  # noqa: F401
     found: list[FoundImage | BaseException] = []
+    lock, is_over = threading.Lock(), False
     with ExitStack() as stack:
 
         def find() -> None:
             try:
-                one = finding(image, access, policy=policy, listed_in=listed_in)
-                found.append(stack.enter_context(one))
+                with ExitStack() as own:
+                    one = finding(image, access, policy=policy, listed_in=listed_in)
+                    found.append(own.enter_context(one))
+                    with lock:
+                        if not is_over:
+                            stack.push(own.pop_all())
             except BaseException as error:
                 found.append(error)
 
@@ -323,7 +328,11 @@ def beginning_image(
 
         thread = threading.Thread(target=find, daemon=True)
         thread.start()
-        yield wait
+        try:
+            yield wait
+        finally:
+            with lock:
+                is_over = True
 
 
 def _warn_of_age(name: Reference, store: ImageStore) -> None:

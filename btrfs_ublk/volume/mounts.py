@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from btrfs_ublk.volume.store import VolumeDirectory
 
 _BTRFS = Path("/sys/fs/btrfs")
-#: All processes of a kernel have the same file, whatever directories they use.
+#: All processes have the same file, whatever directories they use, but for containers
+#: with a device node of their own.
 _CONTROL = "/dev/btrfs-control"
 #: To mount takes 0.1 s, and many may wait for each other.
 _SEED_TIMEOUT_S, _SEED_RETRY_S = 120.0, 0.01
@@ -40,7 +41,7 @@ def seed_locked(volume: VolumeDirectory) -> Iterator[None]:
     """Let no other volume of the same image be mounted meanwhile. Between the look at a
     mount's devices and their opening, the kernel would take its seed for this one's, as
     it knows seeds by their fsid (btrfs_get_tree_super() in fs/btrfs/super.c). Raises
-    BtrfsUblkError, OSError."""
+    BtrfsUblkError."""
     if volume.made().image is None:
         yield
         return
@@ -49,7 +50,11 @@ def seed_locked(volume: VolumeDirectory) -> Iterator[None]:
     start = volume.seed().fsid.int >> 66
     wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, 1, 0)
     deadline_s = time.monotonic() + _SEED_TIMEOUT_S
-    with open(_CONTROL, "r+b", buffering=0) as control:
+    try:
+        control = open(_CONTROL, "r+b", buffering=0)
+    except OSError as error:
+        raise BtrfsUblkError(f"cannot open {_CONTROL}: {error.strerror}") from error
+    with control:
         while True:
             try:
                 fcntl.fcntl(control, fcntl.F_OFD_SETLK, wanted)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
+from dataclasses import dataclass as compiled_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
@@ -107,7 +108,7 @@ class Session:
         return self.boot_id == boot_id()
 
 
-@dataclass(frozen=True, kw_only=True)
+@compiled_dataclass(frozen=True, kw_only=True)
 class MadeFile:
     """A file that was cloned into the volume (files.json): ``size_bytes`` of the
     virtual data from ``offset`` on. While ``is_whole`` is false, it may be missing.

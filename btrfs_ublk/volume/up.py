@@ -99,8 +99,8 @@ def finish_up(
     resolved: Resolved | None,
     files: bool,
 ) -> KeptVolume:
-    """Do what up_volume() has left; ``image`` waits for the image that it has begun to
-    find."""
+    """Make, mount and fill the volume; ``image`` waits for the image that up_volume()
+    has begun to find."""
     refuse_removed_directory(volume)
     with ExitStack() as held, ExitStack() as on_failure:
         listed = list_trees(volume, definition.trees)

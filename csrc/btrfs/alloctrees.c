@@ -48,6 +48,10 @@ static int emit_tree_block(struct tree_builder *tree, const struct extent *refs,
 	size_t size = append(item, 0, &extent, sizeof(extent));
 	int ret;
 
+	for (size_t i = 1; i < count; i++) {
+		if (refs[i].root == refs[i - 1].root)
+			return -EINVAL; /* two blocks of a tree have the same address */
+	}
 	for (size_t i = 0; i < count && i < inline_count; i++) {
 		struct disk_tree_block_ref ref = {
 			.type = KEY_TREE_BLOCK_REF,

@@ -30,7 +30,7 @@ struct tree_sink {
 	int (*place)(void *context, unsigned level, uint64_t *bytenr);
 	/* Take a finished block. NULL: the tree is only measured, and blocks get no checksum. */
 	int (*write)(void *context, uint64_t bytenr, const void *block);
-	/* Compare a block, which has no header yet, with a written one. NULL: nothing is shared. */
+	/* Compare a block, which has no header yet, with a written one. */
 	int (*compare)(void *context, uint64_t bytenr, const void *block, bool *is_same);
 	void *context;
 };
