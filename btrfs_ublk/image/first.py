@@ -157,7 +157,7 @@ def push_trace(
         )
     when = datetime.now(timezone.utc)  # the newest one counts
     annotations = {
-        CREATED: when.isoformat(timespec="seconds"),
+        CREATED: when.isoformat(timespec="microseconds"),
         TRACE: write_trace(kept),
     }
     empty = describe(EMPTY, EMPTY_BYTES)
