@@ -274,7 +274,9 @@ def test_a_lie_about_an_inquiry_costs_its_process(
         answer = probe(shell, shell.add(NOWHERE))
         assert (answer.get("size"), answer.get("identity")) == (len(DATA), "etag x")
         # Its end is counted when it has ended, which the answer does not wait for.
-        wait_until(lambda: shell.stats()["process"]["died"] == 1)
+        # NB: on a busy machine the login is there first, and then it is no lie.
+        wanted = (0, 1) if lie == "an answer before its login" else (1,)
+        wait_until(lambda: shell.stats()["process"]["died"] in wanted)
 
 
 @pytest.mark.parametrize(
